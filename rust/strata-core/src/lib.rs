@@ -1,1 +1,36 @@
-//! In progress.
+//! Core is the one writer of Strata's state. Every transition is a method that takes `now` and an event and leaves
+//! actions to carry out: plan a batch, start a transfer, refuse a request. It never waits, never reads a clock and
+//! never does I/O, so a server thread, a caller's thread and a simulator can drive the same code.
+#![forbid(unsafe_code)]
+
+mod admission;
+mod config;
+mod core;
+mod driver;
+mod ending;
+mod maintenance;
+mod plan;
+mod planning;
+mod request;
+mod stats;
+
+pub use crate::core::Core;
+pub use config::CoreConfig;
+pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
+pub use maintenance::MaintenanceReport;
+pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult};
+pub use request::{NewRequest, Sources};
+pub use stats::CoreStats;
+
+use thiserror::Error;
+
+/// What stops Core. Each is a defect in Strata: requests are refused afterwards rather than answered wrongly.
+#[derive(Debug, Error)]
+pub enum CoreError {
+    /// The cache controller found its books in disorder.
+    #[error(transparent)]
+    Control(#[from] strata_control::ControlError),
+    /// A driver reported something that Core never asked for.
+    #[error("the driver broke the protocol: {0}")]
+    Protocol(String),
+}

@@ -1,0 +1,40 @@
+"""`strata COMMAND ...`: hands the rest of the line to the command's own main."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("strata.serve.__main__", "answer requests over HTTP in OpenAI's protocol"),
+}
+"""Command -> (module with `main(arguments, program=...)`, what it does)."""
+
+
+def usage() -> str:
+    """What `strata --help` says."""
+    rows = "\n".join(f"  {name:<8}{doc}" for name, (_, doc) in COMMANDS.items())
+    return f"usage: strata COMMAND [flags]\n\ncommands:\n{rows}\n\n`strata COMMAND --help` lists its flags."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code; 2 for an unknown command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if not given or given[0] not in COMMANDS:
+        print(
+            f"error: {f'{given[0]!r} is no command' if given else 'no command given'}\n{usage()}",
+            file=sys.stderr,
+        )
+        return 2
+    module, _ = COMMANDS[given[0]]
+    # Imported only now: a command may load torch.
+    code: int = importlib.import_module(module).main(given[1:], program=f"strata {given[0]}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

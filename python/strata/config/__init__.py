@@ -1,0 +1,17 @@
+"""Settings: what there is (`options`), how a value is read (`knobs`), where it comes from (`sources`), and
+what the machine leaves (`machine`)."""
+
+from strata.config.knobs import format_size, parse_size
+from strata.config.options import CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
+from strata.config.sources import StrataConfig, read_config
+
+__all__ = [
+    "CacheOptions",
+    "ModelOptions",
+    "SchedulerOptions",
+    "ServerOptions",
+    "StrataConfig",
+    "format_size",
+    "parse_size",
+    "read_config",
+]

@@ -1,0 +1,178 @@
+"""Every setting that Strata has: one frozen dataclass a part, checked once, when it is made.
+
+The field's name is the setting's name everywhere: `page_size` is the flag `--page-size`, the environment
+variable `STRATA_PAGE_SIZE` and the key `page-size` of a TOML file. Names are unique over all parts.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strata.config.knobs import (
+    check_part,
+    choice,
+    count,
+    flag_of,
+    format_size,
+    path,
+    seconds,
+    size,
+    switch,
+    text,
+)
+from strata.config.machine import available_memory, disk_space
+from strata.errors import ConfigError
+
+AUTO_SIZE = -1
+"""Stands for a size that is worked out from the machine; no options object holds it once it is made."""
+
+GIB = 1 << 30
+_DEVICE_MEMORY_SHARE = 0.25
+_DISK_CAPACITY_SHARE = 0.10
+_DISK_CAPACITY_MOST = 10 * GIB
+
+
+def default_disk_path() -> Path:
+    """Where the disk tier lies unless told: `strata/kv` in the user's cache folder."""
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "strata" / "kv"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model is run, and how."""
+
+    model: str = field(
+        default="default",
+        metadata=text("`default` (SmolLM2-135M-Instruct), a Hugging Face folder or a .gguf file"),
+    )
+    dtype: str = field(
+        default="auto",
+        metadata=choice(
+            "number format of weights and KV cache; auto is float32 on a CPU",
+            "auto",
+            "float32",
+            "float64",
+            "bfloat16",
+            "float16",
+        ),
+    )
+    served_model_name: str = field(
+        default="", metadata=text("model name that clients use; empty: the model's own")
+    )
+    threads: int = field(
+        default=0, metadata=count("threads that compute; 0: one for each usable core", 0, 1024)
+    )
+
+    def __post_init__(self) -> None:
+        check_part(self)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The tiers of the KV cache and what moves between them. A size of 0 turns the host or disk tier off."""
+
+    page_size: int = field(default=16, metadata=count("tokens in a page, the unit of matching", 1, 256))
+    device_memory: int = field(
+        default=AUTO_SIZE,
+        metadata=size("size of the device tier; default: 25% of the memory that is left", 1),
+    )
+    host_memory: int = field(default=GIB, metadata=size("size of the host tier; 0 turns it off"))
+    disk_path: Path = field(default_factory=default_disk_path, metadata=path("folder of the disk tier"))
+    disk_capacity: int = field(
+        default=AUTO_SIZE,
+        metadata=size(
+            "size of the disk tier, over all models; 0 turns it off; default: 10 GiB or 10% of free space"
+        ),
+    )
+    write_policy: str = field(
+        default="through",
+        metadata=choice(
+            "when pages are written downward: every new page, or at the n-th access", "through", "selective"
+        ),
+    )
+    selective_accesses: int = field(
+        default=2,
+        metadata=count("the n of --write-policy selective; being created is the first access", 1, 100),
+    )
+    prefetch_timeout_s: float = field(
+        default=30.0, metadata=seconds("longest that a request waits for its pages from disk", 0.0, 3600.0)
+    )
+    copy_threads: int = field(
+        default=0,
+        metadata=count("threads that copy between host and device; 0: chosen from the cores", 0, 64),
+    )
+    disk_threads: int = field(default=4, metadata=count("threads that read and write the disk tier", 1, 64))
+    copy_bandwidth: int = field(
+        default=0,
+        metadata=size("emulate a slow link between host and device: bytes a second; 0: as fast as it goes"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.device_memory == AUTO_SIZE:
+            object.__setattr__(self, "device_memory", int(available_memory() * _DEVICE_MEMORY_SHARE))
+        if self.disk_capacity == AUTO_SIZE:
+            share = int(disk_space(self.disk_path) * _DISK_CAPACITY_SHARE)
+            object.__setattr__(self, "disk_capacity", min(_DISK_CAPACITY_MOST, share))
+        if self.device_memory == 0:
+            raise ConfigError(
+                f"{flag_of('device_memory')} 0 leaves no device tier, and nothing can be computed without; "
+                f"give a size such as {format_size(GIB)}, or leave it out for 25% of the memory that is left"
+            )
+        check_part(self)
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How waiting requests become batches."""
+
+    policy: str = field(default="fcfs", metadata=choice("order of waiting requests", "fcfs"))
+    batch_tokens: int = field(
+        default=512, metadata=count("most prompt tokens computed in one step", 1, 1 << 20)
+    )
+    max_running: int = field(default=64, metadata=count("most requests that run at once", 1, 4096))
+    max_waiting: int = field(
+        default=1024, metadata=count("most requests that wait; more are refused", 1, 1 << 20)
+    )
+    outstanding_plans: int = field(
+        default=2,
+        metadata=count("batches that may be planned ahead of the device, the running one included", 1, 2),
+    )
+
+    def __post_init__(self) -> None:
+        check_part(self)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The HTTP server."""
+
+    host: str = field(default="127.0.0.1", metadata=text("address to listen on"))
+    port: int = field(default=8000, metadata=count("port to listen on; 0: any free one", 0, 65535))
+    api_key: str = field(
+        default="", metadata=text("clients must send `Authorization: Bearer KEY`; empty: no key", secret=True)
+    )
+    insecure: bool = field(
+        default=False, metadata=switch("allow an address that others can reach, without an API key")
+    )
+    drain_timeout_s: float = field(
+        default=30.0, metadata=seconds("at a stop, how long running requests may take to finish", 0.0, 3600.0)
+    )
+    demote_timeout_s: float = field(
+        default=30.0, metadata=seconds("at a stop, how long pages may be written to disk", 0.0, 3600.0)
+    )
+    log_level: str = field(
+        default="info",
+        metadata=choice(
+            "least severe messages that are printed; info has a line a request",
+            "debug",
+            "info",
+            "warning",
+            "error",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        check_part(self)

@@ -1,0 +1,164 @@
+"""Where settings come from: a flag wins over the environment, that over a TOML file, that over the default.
+
+Each value keeps its origin, so that it can be said where a setting was made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from strata.config.knobs import Knob, flag_of, format_size, knobs_of, parse_size, read_value
+from strata.config.options import AUTO_SIZE, CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
+from strata.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PARTS: Mapping[str, type] = MappingProxyType(
+    {"model": ModelOptions, "cache": CacheOptions, "scheduler": SchedulerOptions, "server": ServerOptions}
+)
+"""The parts of a `StrataConfig` by attribute name."""
+
+DEFAULT_ORIGIN = "default"
+_VARIABLE_PREFIX = "STRATA_"
+
+
+@dataclass(frozen=True)
+class StrataConfig:
+    """All settings of one Strata process. `origins` names, by setting, where its value was given."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, **settings: Any) -> StrataConfig:
+        """A config from settings by name, e.g. `StrataConfig.of(model="default", host_memory="2GiB")`.
+
+        Text is read as a flag's would be. Raises ConfigError.
+        """
+        return _build({name: (value, f"the argument {name}") for name, value in settings.items()})
+
+    def origin(self, name: str) -> str:
+        """Where the setting `name` was given: a flag, a variable, a file, or `default`."""
+        return self.origins.get(name, DEFAULT_ORIGIN)
+
+
+def read_config(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, program: str = "strata serve"
+) -> StrataConfig:
+    """Settings from command line arguments, the environment and the TOML file of `--config`.
+
+    Raises ConfigError; leaves through SystemExit for `--help` and unknown flags, as argparse does.
+    """
+    variables = os.environ if environment is None else environment
+    given = vars(build_parser(program).parse_args(arguments))
+    config_file = given.pop("config", None) or variables.get(_VARIABLE_PREFIX + "CONFIG")
+    settings: dict[str, tuple[Any, str]] = {}
+    if config_file:
+        settings |= _read_file(Path(config_file).expanduser())
+    for name in _all_knobs():
+        variable = _VARIABLE_PREFIX + name.upper()
+        if variable in variables:
+            settings[name] = (variables[variable], f"environment {variable}")
+    settings |= {name: (value, f"flag {flag_of(name)}") for name, value in given.items()}
+    return _build(settings)
+
+
+def build_parser(program: str) -> argparse.ArgumentParser:
+    """A parser that knows every setting as a flag and leaves its value as text, to be read with its
+    origin."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage="%(prog)s [flags]",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description="Every flag --some-name can also be given as STRATA_SOME_NAME or, in TOML, some-name; "
+        "a flag wins over the environment, the environment over the file.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="TOML file with settings (STRATA_CONFIG)")
+    for part, options in PARTS.items():
+        group = parser.add_argument_group(part)
+        for name, (spec, knob) in knobs_of(options).items():
+            is_switch = isinstance(spec.default, bool)
+            group.add_argument(
+                flag_of(name),
+                dest=name,
+                metavar="{" + ",".join(knob.choices) + "}" if knob.choices else name.upper(),
+                nargs="?" if is_switch else None,
+                const="true" if is_switch else None,
+                help=help_of(spec, knob).replace("%", "%%"),
+            )
+    return parser
+
+
+def help_of(spec: Field[Any], knob: Knob) -> str:
+    """What a setting means, and its default unless that is empty or the text says it."""
+    value: Any = spec.default
+    if not isinstance(value, str | int | float) or value in ("", AUTO_SIZE):
+        return knob.doc
+    shown = format_size(int(value)) if knob.read is parse_size else str(value).lower()
+    return f"{knob.doc} (default: {shown})"
+
+
+def _all_knobs() -> dict[str, Knob]:
+    return {name: knob for options in PARTS.values() for name, (_, knob) in knobs_of(options).items()}
+
+
+def _build(settings: Mapping[str, tuple[Any, str]]) -> StrataConfig:
+    """Reads texts, makes the parts, which check themselves."""
+    known = _all_knobs()
+    values: dict[str, Any] = {}
+    for name, (value, origin) in settings.items():
+        if name not in known:
+            raise ConfigError(f"{origin} is no setting of Strata{_closest(name, known)}")
+        values[name] = read_value(name, known[name], value, origin) if isinstance(value, str) else value
+    parts = {
+        part: options(**{name: values[name] for name in knobs_of(options) if name in values})
+        for part, options in PARTS.items()
+    }
+    return StrataConfig(
+        **parts, origins=MappingProxyType({name: origin for name, (_, origin) in settings.items()})
+    )
+
+
+def _read_file(path: Path) -> dict[str, tuple[Any, str]]:
+    """Settings of a TOML file as text. Keys are spelled as the flags are; underscores do as well."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"--config {path} does not exist; give the path of a TOML file, or leave --config out"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--config {path} cannot be read as TOML: {error}; repair the file") from error
+    known = _all_knobs()
+    settings = {}
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"--config {path}: {key!r} is no setting of Strata{_closest(name, known)}")
+        if not isinstance(value, str | int | float):
+            raise ConfigError(
+                f"--config {path}: {key} is a {type(value).__name__}; give {known[name].wanted}"
+            )
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        settings[name] = (text, f"file {path}")
+    return settings
+
+
+def _closest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0].replace('_', '-')}?" if close else "; `strata serve --help` lists them"

@@ -1,0 +1,154 @@
+"""What an engine is to the server, the benches and library users: the words of the conversation, no behaviour.
+
+A stream yields `Chunk`s in order and ends with exactly one chunk that has a finish reason, whatever happens:
+also when the request is aborted or the engine stops. Errors that end a request are raised by the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+TIERS: tuple[str, ...] = ("device", "host", "disk")
+"""Tier names from the fastest down, as flags, JSON and metrics spell them."""
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen, and when to stop.
+
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep every token. `seed` None draws one at random. With the
+    same seed the same text comes out, whatever else is in the batch. `stop` texts are not part of the output.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """A prompt as token ids (at least one) and what to do with it.
+
+    `cache_salt` isolates tenants: pages of two salts never match. Higher `priority` goes first.
+    """
+
+    prompt_token_ids: Sequence[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class TokenSources:
+    """Where a prompt's tokens came from. The four sum to the prompt's length."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    computed: int = 0
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that were not computed again."""
+        return self.device + self.host + self.disk
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts and times of one request. Times are seconds; `ttft_s` counts from submission.
+
+    `saved_s` is the engine's own estimate of the prefill time that the cached tokens saved.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    sources: TokenSources
+    ttft_s: float
+    saved_s: float
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a stream. `text` never ends inside a character. `usage` is set on the last chunk."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+class RequestStream(Protocol):
+    """The answer to one request. May be read from any one thread or any one event loop, once."""
+
+    request_id: int
+
+    def __iter__(self) -> Iterator[Chunk]: ...
+
+    def __aiter__(self) -> AsyncIterator[Chunk]: ...
+
+    def abort(self) -> None:
+        """Ends the request early. Idempotent; the stream still ends with one `abort` chunk."""
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """One line of the banner and one entry of `/cache`. Sizes are bytes; `detail` names path, engine, reason."""
+
+    name: str
+    enabled: bool
+    capacity_bytes: int
+    used_bytes: int
+    pinned_bytes: int
+    used_tokens: int
+    detail: str
+    off_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """`ok` is False once the engine cannot answer requests; `problems` are sentences for an operator."""
+
+    ok: bool
+    ready: bool
+    problems: tuple[str, ...] = ()
+
+
+class EngineProtocol(Protocol):
+    """What the server needs. `strata.engine.Engine` implements it; tests use a fake."""
+
+    model_name: str
+    max_context: int
+    tokenizer: Any  # strata.models.tokenizer.Tokenizer: encode, decode, apply_chat_template
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
+
+    def health(self) -> Health: ...
+
+    def tiers(self) -> list[TierReport]: ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges by flat name, e.g. `prompt_tokens_device`, `bytes_load`, `running`, `waiting`."""
+
+    def check(self) -> None:
+        """Proves that tree, pools and pins agree; raises StorageError with what does not."""
+
+    def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
+        """Forgets every page that no request uses, in all tiers. Returns pages dropped by tier."""
+
+    def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
+        """Empties the given tiers downward. Returns pages moved and dropped, e.g. `{"device_moved": 250, ...}`."""
+
+    def shutdown(self, drain_s: float, demote_s: float) -> dict[str, int]:
+        """Ends: finishes running requests within `drain_s`, moves pages to disk within `demote_s`. Idempotent."""

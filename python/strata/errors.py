@@ -1,0 +1,25 @@
+"""The exceptions that Strata raises; every message names the thing, the value, the flag and the remedy."""
+
+
+class StrataError(Exception):
+    """Base of every error that Strata raises on purpose."""
+
+
+class ConfigError(StrataError):
+    """A setting is missing, malformed or contradicts another."""
+
+
+class CapacityError(StrataError):
+    """A request or a pool cannot fit into what was configured."""
+
+
+class StorageError(StrataError):
+    """A storage tier cannot be opened, read or written."""
+
+
+class ModelError(StrataError):
+    """A model folder is missing, incomplete or of an architecture that Strata does not run."""
+
+
+class RequestError(StrataError):
+    """A request is invalid; the client can repair it."""

@@ -1,0 +1,252 @@
+"""Attention of rows of mixed lengths over paged K/V: exact softmax, no context copied that can be viewed instead.
+
+A row's context is split where that saves work: the chunk's own tokens attend causally to each other before any cached
+page is needed (so a load hides behind them), then to the cached context without a mask; the two parts are merged by
+their log-sum-exp. Since cached keys carry their position already (rope is applied before they are stored), the order of
+cached tokens does not matter: long runs of consecutive pages are read in place, only the scattered rest is gathered.
+Decode rows with short contexts are gathered into one padded call, because there a call costs more than the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+# A run shorter than this is cheaper to gather than to give a call of its own; so is a whole decode row.
+MINIMUM_RUN_TOKENS = 1024
+
+_flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """One row that is attended on its own: tokens ``start:stop`` of the batch, and its cached context.
+
+    ``runs`` are (first slot, end slot) pairs read in place, ``scattered`` the remaining slots as indices into the
+    flattened K and V of one layer ([2 * n], K's first).
+    """
+
+    start: int
+    stop: int
+    runs: tuple[tuple[int, int], ...]
+    scattered: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """Decode rows that are attended in one padded call: batch indices [R], slots [2 * R * longest], mask [R, 1, 1, longest]."""
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    mask: torch.Tensor | None
+    longest: int
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How one batch is attended; the same for every layer."""
+
+    rows: tuple[RowPlan, ...]
+    decodes: DecodePlan | None
+
+
+def plan_attention(
+    query_lengths: Sequence[int],
+    context_lengths: Sequence[int],
+    page_tables: Sequence[torch.Tensor],
+    page_size: int,
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionPlan:
+    """Choose for each row how its context is read; ``slots`` is the token capacity of the pool."""
+    rows: list[RowPlan] = []
+    decode_rows: list[int] = []
+    decode_slots: list[np.ndarray] = []
+    start = 0
+    for length, context, table in zip(query_lengths, context_lengths, page_tables, strict=True):
+        pages = table.numpy(force=True)
+        if length == 1 and context < MINIMUM_RUN_TOKENS:
+            decode_rows.append(start)
+            decode_slots.append(_token_slots(pages, page_size, context))
+        else:
+            # A decode row's own token is written before it is read, so it counts as cached.
+            cached = context if length == 1 else context - length
+            runs, scattered = _split_runs(pages, page_size, cached)
+            indices = _both_parts(scattered, slots, device) if len(scattered) else None
+            rows.append(RowPlan(start, start + length, runs, indices))
+        start += length
+    decodes = _plan_decodes(decode_rows, decode_slots, slots, dtype, device) if decode_rows else None
+    return AttentionPlan(tuple(rows), decodes)
+
+
+def _token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
+    slots = pages[:, None].astype(np.int64) * page_size + np.arange(page_size)
+    return slots.reshape(-1)[:tokens]
+
+
+def _split_runs(pages: np.ndarray, page_size: int, tokens: int) -> tuple[tuple[tuple[int, int], ...], np.ndarray]:
+    """The first ``tokens`` tokens as long runs of slots, and the slots outside any long run."""
+    full, rest = divmod(tokens, page_size)
+    ordered = np.sort(pages[:full].astype(np.int64))
+    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
+    runs: list[tuple[int, int]] = []
+    scattered: list[np.ndarray] = []
+    for part in np.split(ordered, breaks) if full else []:
+        first, end = int(part[0]) * page_size, (int(part[-1]) + 1) * page_size
+        if end - first >= MINIMUM_RUN_TOKENS:
+            runs.append((first, end))
+        else:
+            scattered.append(np.arange(first, end))
+    if rest:
+        first = int(pages[full]) * page_size
+        if runs and runs[-1][1] == first:
+            runs[-1] = (runs[-1][0], first + rest)
+        else:
+            scattered.append(np.arange(first, first + rest))
+    if not runs and len(scattered) == 1:
+        only = scattered.pop()
+        runs.append((int(only[0]), int(only[-1]) + 1))
+    return tuple(runs), np.concatenate(scattered) if scattered else np.empty(0, np.int64)
+
+
+def _both_parts(slots: np.ndarray, capacity: int, device: torch.device) -> torch.Tensor:
+    """Slots of K followed by those of V, as rows of one layer's flattened K and V."""
+    return torch.from_numpy(np.concatenate([slots, slots + capacity])).to(device)
+
+
+def _plan_decodes(
+    rows: list[int], row_slots: list[np.ndarray], capacity: int, dtype: torch.dtype, device: torch.device
+) -> DecodePlan:
+    lengths = np.array([len(slots) for slots in row_slots])
+    longest = int(lengths.max())
+    padded = np.empty((len(rows), longest), np.int64)
+    for index, slots in enumerate(row_slots):
+        padded[index, : len(slots)] = slots
+        # Padding repeats a written slot: a masked weight of 0 times an unwritten NaN would still be NaN.
+        padded[index, len(slots) :] = slots[0]
+    mask = None
+    if int(lengths.min()) < longest:
+        hidden = torch.from_numpy(np.arange(longest)[None, :] >= lengths[:, None])
+        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None, None, :].to(device)
+    indices = torch.tensor(rows, device=device)
+    return DecodePlan(indices, _both_parts(padded.reshape(-1), capacity, device), mask, longest)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cached: torch.Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    wait: Callable[[], None],
+) -> torch.Tensor:
+    """Attention output [N, kv_heads, group, head_dim] of one layer.
+
+    ``query`` is [N, kv_heads, group, head_dim]; ``key`` and ``value`` are the new tokens' [N, kv_heads, head_dim], which
+    the caller has already written to ``cached``, this layer's [2, slots, kv_heads, head_dim]. ``wait`` is called once,
+    after all that needs no cached page and before the first read of one.
+    """
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    own = [_attend_own(query, key, value, row, scale) for row in plan.rows]
+    wait()
+    for row, partial in zip(plan.rows, own, strict=True):
+        merged = _attend_cached(query[row.start : row.stop], cached, row, partial, scale)
+        output[row.start : row.stop].permute(1, 2, 0, 3).copy_(merged)
+    if plan.decodes is not None:
+        _attend_decodes(query, cached, plan.decodes, scale, output)
+    return output
+
+
+# A partial result: output [kv_heads, group, M, head_dim] and the log-sum-exp of its scores [kv_heads, group, M].
+Partial = tuple[torch.Tensor, torch.Tensor]
+
+
+def _attend_own(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: RowPlan, scale: float
+) -> Partial | None:
+    """A chunk's tokens over each other; None for a decode row, whose own token is read with its cache."""
+    if row.stop - row.start == 1:
+        return None
+    queries = query[row.start : row.stop].permute(1, 2, 0, 3)
+    keys, values = (part[row.start : row.stop].transpose(0, 1).unsqueeze(1) for part in (key, value))
+    group = queries.shape[1]
+    return _flash(queries, keys.expand(-1, group, -1, -1), values.expand(-1, group, -1, -1), True, scale)
+
+
+def _attend_cached(
+    query: torch.Tensor, cached: torch.Tensor, row: RowPlan, partial: Partial | None, scale: float
+) -> torch.Tensor:
+    """``partial`` merged with the attention of ``query`` [M, kv_heads, group, head_dim] over the row's cached context."""
+    parts = [cached[:, first:end] for first, end in row.runs]
+    if row.scattered is not None:
+        parts.append(_gather(cached, row.scattered))
+    if not parts:
+        assert partial is not None  # a row without cached context has tokens of its own
+        return partial[0]
+    length, kv_heads, group, head_dim = query.shape
+    # Without a mask, the query heads that share a KV head are simply more queries: no key is repeated.
+    folded = query.permute(1, 2, 0, 3).reshape(kv_heads, 1, group * length, head_dim)
+    for part in parts:
+        keys, values = part.transpose(1, 2).unsqueeze(2).unbind(0)
+        output, logsumexp = _flash(folded, keys, values, False, scale)
+        found = output.view(kv_heads, group, length, head_dim), logsumexp.reshape(kv_heads, group, length)
+        partial = found if partial is None else _merge(partial, found)
+    assert partial is not None
+    return partial[0]
+
+
+def _attend_decodes(
+    query: torch.Tensor, cached: torch.Tensor, plan: DecodePlan, scale: float, output: torch.Tensor
+) -> None:
+    """All short decode rows at once; their outputs are written to their places in ``output``."""
+    count = len(plan.rows)
+    context = _gather(cached, plan.slots).view(2, count, plan.longest, *cached.shape[2:])
+    keys, values = context.transpose(2, 3).unbind(0)
+    everyone = count == len(query)
+    queries = query if everyone else query.index_select(0, plan.rows)
+    # [R, kv_heads, group, head_dim] reads as R batches of kv_heads heads with `group` queries each.
+    found, _ = _flash(queries, keys, values, False, scale, plan.mask)
+    if everyone:
+        output.copy_(found)
+    else:
+        output.index_copy_(0, plan.rows, found)
+
+
+def _gather(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Rows of K and V [2, n, kv_heads, head_dim] in one copy."""
+    flat = cached.view(-1, cached.shape[2] * cached.shape[3])
+    return flat.index_select(0, slots).view(2, -1, cached.shape[2], cached.shape[3])
+
+
+def _merge(one: Partial, other: Partial) -> Partial:
+    """The attention over the union of two disjoint sets of keys."""
+    (output, logsumexp), (other_output, other_logsumexp) = one, other
+    weight = torch.sigmoid(other_logsumexp - logsumexp).to(output.dtype).unsqueeze(-1)
+    return torch.lerp(output, other_output, weight), torch.logaddexp(logsumexp, other_logsumexp)
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    scale: float,
+    mask: torch.Tensor | None = None,
+) -> Partial:
+    """Attention with its log-sum-exp: query [B, H, M, D], key and value [B, H, L, D], any strides with D last."""
+    if query.device.type == "cpu":
+        output, logsumexp = _flash_on_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+        return output, logsumexp
+    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    logsumexp = torch.logsumexp(scores, -1)
+    return torch.matmul((scores - logsumexp.unsqueeze(-1)).exp().to(value.dtype), value), logsumexp

@@ -1,0 +1,222 @@
+"""A Llama decoder whose K/V live in a paged, layer-first pool that someone else owns.
+
+One forward serves rows of mixed lengths: prefill chunks with or without cached context and decodes. It writes the new
+tokens' K (after rope) and V to their slots and waits for a layer's load only when that layer first reads cached pages.
+Work nobody asked for is left out: the last layer's output and the vocabulary are computed for `logits_rows` alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from strata.models.attention import AttentionPlan, attend, plan_attention
+from strata.models.config import ModelConfig
+from strata.models.reference import reference_logits
+from strata.models.weights import WeightDict, expected_shapes
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One step's input: N new tokens in rows, and where their context lives. Page ids and slots are pool positions.
+
+    token_ids, positions, slot_mapping: int64 [N]; the K/V of token i are written to slot page * page_size + offset.
+    query_lengths: new tokens of each row (sum N); context_lengths: tokens in the pool with this chunk included.
+    page_tables: for each row the int64 page ids that cover its context; logits_rows: int64 [R], indices into N.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    query_lengths: list[int]
+    context_lengths: list[int]
+    page_tables: list[torch.Tensor]
+    slot_mapping: torch.Tensor
+    logits_rows: torch.Tensor
+
+
+class Weights(Protocol):
+    """Where tensors come from, by their Hugging Face name."""
+
+    def get(self, name: str) -> torch.Tensor:
+        """The tensor in the model's dtype and on its device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A projection stored as [inputs, outputs]: for few tokens, a plain product is about twice as fast on a CPU."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            return torch.mm(inputs, self.weight)
+        return torch.addmm(self.bias, inputs, self.weight)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one decoder layer; projections that read the same input are fused."""
+
+    attention_norm: torch.Tensor
+    query_key_value: Linear
+    attention_output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+
+
+def pool_shape(config: ModelConfig, pages: int, page_size: int) -> tuple[int, int, int, int, int, int]:
+    """Shape of the layer-first pool: (layers, K and V, pages, page_size, kv_heads, head_dim)."""
+    return (config.layers, 2, pages, page_size, config.kv_heads, config.head_dim)
+
+
+class CausalLM:
+    """The decoder. It holds weights only; all state is in the pool that each call is given."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.embedding = weights.get("model.embed_tokens.weight")
+        self.dtype = self.embedding.dtype
+        self.device = self.embedding.device
+        self.layers = [_load_layer(config, weights, index) for index in range(config.layers)]
+        self.final_norm = weights.get("model.norm.weight")
+        self.vocabulary = self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
+        self._scale = 1.0 / math.sqrt(config.head_dim)
+        rope_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self._rope_frequencies = config.rope_frequencies(rope_dtype).to(self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]) -> torch.Tensor:
+        """Logits [R, vocab_size] of ``batch.logits_rows``.
+
+        ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once a layer,
+        in order, before the layer reads cached context; whatever it raises ends the forward.
+        """
+        plan = self._plan(batch, pool)
+        cos, sin = self.rope_table(batch.positions)
+        hidden = F.embedding(batch.token_ids, self.embedding)
+        last = self.config.layers - 1
+        for index, layer in enumerate(self.layers):
+            cached = pool[index].view(2, -1, self.config.kv_heads, self.config.head_dim)
+            query, key, value = self._project(layer, hidden, cos, sin)
+            cached[0].index_copy_(0, batch.slot_mapping, key)
+            cached[1].index_copy_(0, batch.slot_mapping, value)
+            if index == last and not len(batch.logits_rows):
+                wait_layer(index)
+                return hidden.new_empty(0, self.config.vocab_size)
+            attended = attend(query, key, value, cached, plan, self._scale, partial(wait_layer, index)).flatten(1)
+            if index == last:
+                attended, hidden = attended[batch.logits_rows], hidden[batch.logits_rows]
+            hidden = hidden + layer.attention_output(attended)
+            hidden += self._mlp(layer, hidden)
+        return self.project_to_vocabulary(hidden)
+
+    def reference_forward(self, tokens: list[int] | torch.Tensor) -> torch.Tensor:
+        """Logits [N, vocab_size] of a whole sequence in plain arithmetic, without pages: the oracle of the tests."""
+        return reference_logits(self, torch.as_tensor(tokens, dtype=torch.int64, device=self.device))
+
+    def rope_table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine [N, 1, head_dim / 2] of each position."""
+        angles = positions.to(self._rope_frequencies.dtype)[:, None, None] * self._rope_frequencies
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def project_to_vocabulary(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Final norm and logits [R, vocab_size] of hidden states [R, hidden_size]."""
+        normed = F.rms_norm(hidden, self.final_norm.shape, self.final_norm, self.config.rms_norm_eps)
+        # The vocabulary's matrix is shared with the embedding, so it stays [vocab, hidden] and goes first.
+        return torch.mm(self.vocabulary, normed.t()).t().contiguous()
+
+    def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> AttentionPlan:
+        pages, page_size = pool.shape[2:4]
+        return plan_attention(
+            batch.query_lengths,
+            batch.context_lengths,
+            batch.page_tables,
+            page_size,
+            pages * page_size,
+            self.dtype,
+            self.device,
+        )
+
+    def _project(
+        self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query [N, kv_heads, group, head_dim], key and value [N, kv_heads, head_dim] of the new tokens, after rope."""
+        config = self.config
+        normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, config.rms_norm_eps)
+        projected = layer.query_key_value(normed).view(len(hidden), -1, config.head_dim)
+        rotate(projected[:, : config.heads + config.kv_heads], cos, sin)
+        query, key, value = projected.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        return query.unflatten(1, (config.kv_heads, -1)), key, value
+
+    def _mlp(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
+        normed = F.rms_norm(hidden, layer.mlp_norm.shape, layer.mlp_norm, self.config.rms_norm_eps)
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up))
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Apply rotary embeddings in place to [N, heads, head_dim]; pairs are (i, i + head_dim / 2)."""
+    first, second = heads.chunk(2, dim=-1)
+    turned = first * sin
+    first.mul_(cos).addcmul_(second, sin, value=-1)
+    second.mul_(cos).add_(turned)
+
+
+def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
+    prefix = f"model.layers.{index}"
+
+    def linear(block: str, names: tuple[str, ...], biased: bool) -> Linear:
+        parts = [weights.get(f"{prefix}.{block}.{name}.weight") for name in names]
+        weight = torch.cat(parts).t().contiguous()
+        bias = torch.cat([weights.get(f"{prefix}.{block}.{name}.bias") for name in names]) if biased else None
+        return Linear(weight, bias)
+
+    return Layer(
+        attention_norm=weights.get(f"{prefix}.input_layernorm.weight"),
+        query_key_value=linear("self_attn", ("q_proj", "k_proj", "v_proj"), config.attention_bias),
+        attention_output=linear("self_attn", ("o_proj",), config.attention_bias),
+        mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight"),
+        gate_up=linear("mlp", ("gate_proj", "up_proj"), config.mlp_bias),
+        down=linear("mlp", ("down_proj",), config.mlp_bias),
+    )
+
+
+def tiny_random_model(
+    seed: int,
+    layers: int = 3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 8,
+    vocab: int = 97,
+    dtype: torch.dtype = torch.float64,
+) -> CausalLM:
+    """A small random model whose float64 forward is an exact oracle for tests of paging and scheduling."""
+    hidden = heads * head_dim
+    config = ModelConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        context_length=65536,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    # Wide weights keep the next-token choice away from ties and dependent on the context.
+    tensors = {
+        name: torch.ones(shape, dtype=dtype)
+        if name.endswith("norm.weight")
+        else torch.randn(shape, generator=generator, dtype=torch.float64).mul_(2.0 / math.sqrt(shape[-1])).to(dtype)
+        for name, shape in expected_shapes(config).items()
+    }
+    return CausalLM(config, WeightDict(tensors, config, dtype))

@@ -1,0 +1,43 @@
+"""The decoder in plain arithmetic: whole sequence, full score matrix, no pages. Slow, and the tests' oracle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from strata.models.llama import CausalLM
+
+
+@torch.inference_mode()
+def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits [N, vocab_size] for int64 tokens [N] at positions 0..N-1."""
+    config = model.config
+    count = len(tokens)
+    cos, sin = model.rope_table(torch.arange(count, device=tokens.device))
+    future = torch.ones(count, count, dtype=torch.bool, device=tokens.device).triu(1)
+    hidden = model.embedding[tokens]
+    for layer in model.layers:
+        projected = layer.query_key_value(_norm(hidden, layer.attention_norm, config.rms_norm_eps))
+        heads = projected.view(count, -1, config.head_dim)
+        query, key, value = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        group = config.heads // config.kv_heads
+        key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / config.head_dim**0.5
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        attended = torch.einsum("hqk,khd->qhd", weights, value).reshape(count, -1)
+        hidden = hidden + layer.attention_output(attended)
+        gate, up = layer.gate_up(_norm(hidden, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
+        hidden = hidden + layer.down(gate * torch.sigmoid(gate) * up)
+    return _norm(hidden, model.final_norm, config.rms_norm_eps) @ model.vocabulary.t()
+
+
+def _norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return hidden * torch.rsqrt(hidden.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
+
+
+def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)

@@ -1,0 +1,174 @@
+"""Text to token ids and back: a thin layer over `tokenizers`, the model's chat template, and safe streaming.
+
+Streaming never shows half a character: text is held back while it could still be the start of a longer UTF-8 sequence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer as FastTokenizer
+
+from strata.errors import ModelError, RequestError
+from strata.models.config import ModelConfig, read_json
+
+REPLACEMENT_CHARACTER = "\ufffd"
+# An unfinished UTF-8 sequence has at most three bytes, and decoders show at most one replacement for each.
+LONGEST_UNFINISHED = 3
+SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Tokenizer:
+    """The tokenizer of one model folder."""
+
+    def __init__(self, fast: FastTokenizer, settings: Mapping[str, Any], config: ModelConfig) -> None:
+        self._fast = fast
+        self._special_tokens = {role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)}
+        self._template = _compile_template(settings.get("chat_template"))
+        self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
+        highest = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
+        if highest >= config.vocab_size:
+            raise ModelError(
+                f"the tokenizer's highest token id is {highest}, but the model's vocab_size is {config.vocab_size}; "
+                "tokenizer.json and config.json in --model belong to different models"
+            )
+        named = self._special_tokens.get("eos_token")
+        eos = fast.token_to_id(named) if named is not None else None
+        self.eos_token_ids: frozenset[int] = frozenset(config.eos_token_ids) | ({eos} if eos is not None else set())
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the folder brings a chat template."""
+        return self._template is not None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of ``text``. Rendered chat templates hold their special tokens already: pass False for them."""
+        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``token_ids``; bytes that are no UTF-8 become U+FFFD."""
+        text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A fresh state for streaming one answer."""
+        return IncrementalDetokenizer(self, skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt for a conversation. `RequestError` if the model has no template or the template refuses it."""
+        if self._template is None:
+            raise RequestError("this model has no chat template; send a plain prompt to /v1/completions instead")
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=add_generation_prompt,
+                **{**self._special_tokens, "tools": None, "documents": None, **variables},
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+
+
+class IncrementalDetokenizer:
+    """Turns token ids into text as they arrive; all pieces and `finish` together equal the text of all ids."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._ids: list[int] = []
+        self._shown = 0
+        # The tokens before this index are context: some decoders treat the first token of a text differently.
+        self._context_length = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes; empty while a character is unfinished."""
+        self._ids.append(token_id)
+        text = self._text()
+        unfinished = len(text) - len(text.rstrip(REPLACEMENT_CHARACTER))
+        stable = max(len(text) - min(unfinished, LONGEST_UNFINISHED), self._shown)
+        piece = text[self._shown : stable]
+        self._shown = stable
+        if not unfinished and piece:
+            del self._ids[: self._context_length]
+            self._context_length = len(self._ids)
+            self._shown = len(self._text())
+        return piece
+
+    def finish(self) -> str:
+        """What is still held back, at the end of the answer."""
+        text = self._text()
+        piece = text[self._shown :]
+        self._shown = len(text)
+        return piece
+
+    def _text(self) -> str:
+        return self._tokenizer.decode(self._ids, self._skip_special_tokens)
+
+
+def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder; a `ModelError` names the file that is missing or malformed."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; --model needs a folder with a fast tokenizer (tokenizer.json)")
+    try:
+        fast = FastTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        raise ModelError(f"{path} is no readable tokenizer: {error}") from error
+    # A folder may ask for truncation or padding meant for training batches; a prompt is never cut here.
+    fast.no_truncation()
+    fast.no_padding()
+    settings_path = folder / "tokenizer_config.json"
+    settings = read_json(settings_path) if settings_path.is_file() else {}
+    template_path = folder / "chat_template.jinja"
+    if template_path.is_file():
+        settings["chat_template"] = template_path.read_text(encoding="utf-8")
+    return Tokenizer(fast, settings, config)
+
+
+def _content(token: Any) -> str:
+    """A special token as text; older folders describe it as an object."""
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _compile_template(template: Any) -> jinja2.Template | None:
+    if isinstance(template, list):
+        named = {item["name"]: item["template"] for item in template}
+        template = named.get("default", next(iter(named.values()), None))
+    if not template:
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise ModelError(f"the chat template in --model is malformed (line {error.lineno}): {error.message}") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML, which a model has never seen in training.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

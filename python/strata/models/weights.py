@@ -1,0 +1,120 @@
+"""The tensors of a Hugging Face folder by name: each is checked for presence and shape, then read lazily.
+
+Tensors are read one by one from memory-mapped safetensors files, so that loading never holds the model twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from strata.errors import ModelError
+from strata.models.config import ModelConfig, read_json
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+SHOWN_NAMES = 4
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that a Llama model of this config has."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    attention = {"q_proj": (query, hidden), "k_proj": (key, hidden), "v_proj": (key, hidden), "o_proj": (hidden, query)}
+    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}"
+        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        for block, parts, biased in (("self_attn", attention, config.attention_bias), ("mlp", mlp, config.mlp_bias)):
+            for name, shape in parts.items():
+                shapes[f"{prefix}.{block}.{name}.weight"] = shape
+                if biased:
+                    shapes[f"{prefix}.{block}.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model folder, sorted; a `ModelError` if there are none or a shard is missing."""
+    index = folder / INDEX_NAME
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            raise ModelError(f"{index} names shards that are not there: {_some(missing)}; download the folder again")
+        return [folder / name for name in names]
+    if (folder / SINGLE_NAME).is_file():
+        return [folder / SINGLE_NAME]
+    raise ModelError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; --model needs safetensors weights or a .gguf")
+
+
+class WeightFiles:
+    """Checked, lazy access to the tensors of a folder. ``get(name)`` reads and converts one tensor."""
+
+    def __init__(self, folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.files = weight_files(folder)
+        self._dtype = dtype
+        self._device = device
+        self._handles = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for path in self.files:
+            try:
+                handle = safe_open(str(path), framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{path} is no readable safetensors file: {error}; download it again") from error
+            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is no dict
+                self._handles[name] = handle
+                shapes[name] = tuple(handle.get_slice(name).get_shape())
+        check_shapes(shapes, config, str(folder))
+
+    def get(self, name: str) -> torch.Tensor:
+        """One tensor, in the wanted dtype and on the wanted device."""
+        tensor: torch.Tensor = self._handles[name].get_tensor(name)
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+
+class WeightDict:
+    """The same access over tensors that are already in memory (tests, converters)."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype) -> None:
+        check_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, "weights")
+        self._tensors = tensors
+        self._dtype = dtype
+
+    def get(self, name: str) -> torch.Tensor:
+        """One tensor in the wanted dtype."""
+        return self._tensors[name].to(self._dtype)
+
+
+def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
+    """Raise a `ModelError` that names the tensors that are missing, unknown or of another shape."""
+    expected = expected_shapes(config)
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ModelError(f"{where}: {len(missing)} tensors are missing: {_some(missing)}; the folder is incomplete")
+    extra = [name for name in found if name not in expected and not _is_ignorable(name, config)]
+    if extra:
+        raise ModelError(f"{where}: {len(extra)} tensors are unknown to this config: {_some(extra)}; check config.json")
+    wrong = [f"{name} is {found[name]}, not {shape}" for name, shape in expected.items() if found[name] != shape]
+    if wrong:
+        raise ModelError(f"{where}: {len(wrong)} tensors contradict config.json: {_some(wrong)}")
+
+
+def _is_ignorable(name: str, config: ModelConfig) -> bool:
+    # Old exports store the rope table; tied models sometimes store the shared matrix twice.
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _some(names: list[str]) -> str:
+    shown: Iterator[str] = iter(names[:SHOWN_NAMES])
+    rest = len(names) - SHOWN_NAMES
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,107 @@
+"""For operators: the served model, health, metrics, and what the cache holds, forgets or moves down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from strata.engine.api import TIERS, TierReport
+from strata.serve.errors import ApiError
+from strata.serve.protocol import DemoteBody
+from strata.serve.service import Service
+
+_MOVES_IN = {"device": ("load",), "host": ("backup", "prefetch"), "disk": ("spill",)}
+_MOVES_OUT = {"device": ("backup",), "host": ("load", "spill"), "disk": ("prefetch",)}
+
+
+def cache_body(tiers: list[TierReport], stats: dict[str, float]) -> dict[str, Any]:
+    """What `/cache` says: each tier's sizes in bytes, the prompt tokens it served and the bytes moved in and
+    out."""
+
+    def moved(names: tuple[str, ...]) -> int:
+        return int(sum(stats.get(f"bytes_{name}", 0) for name in names))
+
+    body = {}
+    for tier in tiers:
+        body[tier.name] = {
+            "enabled": tier.enabled,
+            "capacity_bytes": tier.capacity_bytes,
+            "used_bytes": tier.used_bytes,
+            "pinned_bytes": tier.pinned_bytes,
+            "used_tokens": tier.used_tokens,
+            "hit_tokens": int(stats.get(f"prompt_tokens_{tier.name}", 0)),
+            "bytes_in": moved(_MOVES_IN.get(tier.name, ())),
+            "bytes_out": moved(_MOVES_OUT.get(tier.name, ())),
+            "detail": tier.detail,
+            "off_reason": tier.off_reason,
+        }
+    return {"tiers": body, "computed_tokens": int(stats.get("prompt_tokens_computed", 0)), "stats": stats}
+
+
+def admin_router(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+    engine = service.engine
+
+    def model_card() -> dict[str, Any]:
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "strata",
+            "max_model_len": engine.max_context,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model that is served."""
+        return {"object": "list", "data": [model_card()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model by its name or `default`."""
+        service.check_model(name)
+        return model_card()
+
+    @router.get("/health")
+    async def health() -> Response:
+        """200 while requests can be answered, 503 after that, with sentences for the operator."""
+        state = await service.call(engine.health)
+        body = {
+            "status": "ok" if state.ok else "dead",
+            "ready": state.ready,
+            "problems": list(state.problems),
+        }
+        return JSONResponse(body, 200 if state.ok else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        return Response(await service.call(service.metrics.render), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/cache")
+    async def cache() -> dict[str, Any]:
+        """What each tier holds and did."""
+        return await service.call(lambda: cache_body(engine.tiers(), engine.stats()))
+
+    @router.post("/cache/flush")
+    async def flush() -> dict[str, Any]:
+        """Forgets every page that no request uses, in all tiers."""
+        async with service.admin_lock:
+            return {"dropped": await service.call(engine.flush)}
+
+    @router.post("/cache/demote")
+    async def demote(body: DemoteBody) -> dict[str, Any]:
+        """Empties the given tiers downward."""
+        unknown = [tier for tier in body.tiers if tier not in TIERS]
+        if unknown:
+            message = f"tiers names {unknown[0]!r}, which is no tier; tiers are {', '.join(TIERS)}"
+            raise ApiError(400, message, "invalid_value", "tiers")
+        async with service.admin_lock:
+            return {"moved": await service.call(engine.demote, body.tiers)}
+
+    return router

@@ -1,0 +1,85 @@
+"""The listening socket: taken before the model is loaded, and never open to others by accident."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from strata.config import ServerOptions
+from strata.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """A socket bound to the address that the options name, not yet listening.
+
+    Raises ConfigError for an address that others can reach and no key guards, a port in use, an unknown host.
+    """
+    family, address = _resolve(options)
+    _check_exposure(options, address[0])
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _refusal(options, error) from error
+    return bound
+
+
+def listen(bound: socket.socket, options: ServerOptions) -> None:
+    """Lets clients in. Raises ConfigError when another process began to listen there since `bind`."""
+    try:
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise _refusal(options, error) from error
+
+
+def url_of(bound: socket.socket) -> str:
+    """The URL that a client on this machine uses; an address that means "all" is shown as localhost."""
+    host, port = bound.getsockname()[:2]
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return f"http://localhost:{port}"
+    return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"
+
+
+def _resolve(options: ServerOptions) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(
+            options.host or None, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host {options.host} is not known here ({error.strerror}); give one, e.g. 127.0.0.1"
+        ) from error
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, (str(address[0]), int(address[1]))
+
+
+def _check_exposure(options: ServerOptions, address: str) -> None:
+    if ipaddress.ip_address(address).is_loopback or options.api_key or options.insecure:
+        return
+    raise ConfigError(
+        f"--host {options.host} can be reached from elsewhere, and everyone there could use and flush the "
+        "cache; set --api-key KEY (better in the variable STRATA_API_KEY), or --insecure if that is meant, "
+        "or use --host 127.0.0.1"
+    )
+
+
+def _refusal(options: ServerOptions, error: OSError) -> ConfigError:
+    place = f"--port {options.port} on {options.host}"
+    if error.errno == errno.EADDRINUSE:
+        other = options.port + 1 if options.port < 65535 else 8000
+        return ConfigError(
+            f"{place} is in use by another process; stop that one, or take another port: --port {other}"
+        )
+    if error.errno == errno.EACCES:
+        return ConfigError(
+            f"{place} may not be used by this user; take a port from 1024 up, e.g. --port 8000"
+        )
+    return ConfigError(
+        f"{place} cannot be used: {error.strerror}; give an address of this machine, e.g. --host 127.0.0.1"
+    )

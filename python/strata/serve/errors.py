@@ -1,0 +1,102 @@
+"""Every failure leaves as OpenAI's error object, with a status that tells the client whose turn it is.
+
+400 and 404: the request must change. 401: a key is missing. 429 and 503: the same request may work later
+(`Retry-After`). 500: a defect of Strata.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from strata.errors import CapacityError, RequestError, StrataError
+
+_log = logging.getLogger("strata.serve")
+_RETRY_AFTER_S = "1"
+
+
+class ApiError(Exception):
+    """A failure as the client sees it: HTTP status, sentence, and OpenAI's `type`, `code` and `param`."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object, in OpenAI's shape."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole HTTP answer."""
+        headers = {}
+        if self.status in (429, 503):
+            headers["Retry-After"] = _RETRY_AFTER_S
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def api_error_of(error: StrataError) -> ApiError:
+    """How an error of the engine looks to the client."""
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error))
+    if isinstance(error, CapacityError):
+        return ApiError(429, str(error), "queue_full")
+    return ApiError(503, str(error), "unavailable")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Gives every failure of the app OpenAI's shape."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(StrataError, _on_strata_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_defect)
+
+
+async def _on_api_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _on_strata_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StrataError)
+    return api_error_of(error).response()
+
+
+async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    """One sentence about the first thing wrong; pydantic's list of everything helps nobody over HTTP."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            400, f"the body is not valid JSON: {first['ctx']['error']}", "invalid_json"
+        ).response()
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if not where:
+        return ApiError(
+            400, "the body must be a JSON object, sent with `Content-Type: application/json`"
+        ).response()
+    return ApiError(400, f"{'.'.join(where)}: {first['msg']}", "invalid_value", where[0]).response()
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return ApiError(error.status_code, message).response()
+
+
+async def _on_defect(request: Request, error: Exception) -> JSONResponse:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return ApiError(
+        500, f"internal error ({type(error).__name__}); the server's log has the details"
+    ).response()

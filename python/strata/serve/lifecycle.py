@@ -1,0 +1,177 @@
+"""From settings to exit code: bind, load, serve, stop. Every stop ends within a bound.
+
+The first SIGTERM or SIGINT stops new connections, lets running requests finish within `--drain-timeout-s`,
+moves pages to disk within `--demote-timeout-s` and exits with 0. A second one, or one while the model is
+loading, exits at once. HTTP runs in a thread of its own, so that no client can keep the main thread from
+stopping.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from strata.config import StrataConfig
+from strata.engine.api import EngineProtocol
+from strata.errors import StrataError
+from strata.serve.app import create_app
+from strata.serve.banner import show_ready
+from strata.serve.binding import bind, listen, url_of
+from strata.serve.service import Service
+from strata.serve.terminal import Terminal, set_up_logging
+
+_log = logging.getLogger("strata.serve")
+
+LoadEngine = Callable[[StrataConfig], EngineProtocol]
+
+_GRACE_S = 5.0
+"""What a stop may take beyond the two timeouts, before the process ends whatever hangs."""
+_TICK_S = 0.1
+_KEEP_ALIVE_S = 65
+_START_TIMEOUT_S = 30.0
+
+
+def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
+    """Serves until a signal asks to stop. Returns the exit code; raises StrataError if it cannot start."""
+    set_up_logging(config.server.log_level)
+    terminal = Terminal(steps=3)
+    signals = StopSignals()
+    signals.install()
+    with bind(config.server) as bound:
+        url = url_of(bound)
+        terminal.step(f"Address {url} is free")
+        terminal.step(f"Loading model {config.model.model} and opening the cache's tiers")
+        start = time.monotonic()
+        engine = load_engine(config)
+        try:
+            listen(bound, config.server)
+            http = HttpThread(engine, config, bound)
+            http.start()
+            signals.may_drain = True
+            show_ready(terminal, engine, config, url, time.monotonic() - start)
+            while not signals.requested and http.alive:
+                time.sleep(_TICK_S)
+        except BaseException:
+            engine.shutdown(0.0, 0.0)
+            raise
+        return _stop(engine, http, config, terminal, asked=signals.requested)
+
+
+def _stop(
+    engine: EngineProtocol, http: HttpThread, config: StrataConfig, terminal: Terminal, asked: bool
+) -> int:
+    """Drains, demotes and says what became of it."""
+    options = config.server
+    whole_s = options.drain_timeout_s + options.demote_timeout_s + _GRACE_S
+    _end_process_after(whole_s)
+    if asked:
+        terminal.line(
+            f"Stopping: running requests have {options.drain_timeout_s:g} s; a second signal ends at once"
+        )
+    else:
+        _log.error("the HTTP server ended by itself; shutting the engine down")
+    start = time.monotonic()
+    http.stop(options.drain_timeout_s + _GRACE_S / 2)
+    drain_left_s = max(0.0, options.drain_timeout_s - (time.monotonic() - start))
+    done = engine.shutdown(drain_left_s, options.demote_timeout_s)
+    counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in done.items() if count)
+    terminal.line(f"Stopped after {time.monotonic() - start:.1f} s" + (f": {counts}" if counts else ""))
+    return 0 if asked else 1
+
+
+class HttpThread:
+    """uvicorn on a bound socket, in a daemon thread."""
+
+    def __init__(self, engine: EngineProtocol, config: StrataConfig, bound: socket.socket) -> None:
+        app = create_app(engine, config)
+        self._service: Service = app.state.service
+        self._bound = bound
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(config.server.drain_timeout_s),
+            )
+        )
+        # uvicorn leaves signals alone outside the main thread.
+        self._thread = threading.Thread(target=self._run, name="strata-http-loop", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are answered."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Returns once requests are answered. Raises StrataError if that does not come about."""
+        self._thread.start()
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not self._server.started:
+            if not self.alive or time.monotonic() > deadline:
+                raise StrataError("the HTTP server did not start; the log above says why")
+            time.sleep(0.01)
+
+    def stop(self, timeout_s: float) -> None:
+        """Takes no new connections, waits for running requests, cuts those that take longer."""
+        self._server.should_exit = True
+        self._thread.join(timeout_s)
+        if self.alive:
+            _log.warning("connections were still open after %.1f s and are cut", timeout_s)
+            self._server.force_exit = True
+        self._service.close()
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._bound])
+
+
+class StopSignals:
+    """SIGTERM and SIGINT. The handler takes no lock: it may interrupt the main thread anywhere."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.may_drain = False
+        """Whether there is anything to finish; before that, a signal ends the process."""
+
+    def install(self) -> None:
+        """Takes both signals over. Only the main thread may do so."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or not self.may_drain:
+            _end_process(128 + number)
+        self.requested = True
+
+
+def _end_process_after(seconds: float) -> None:
+    """Ends the process, whatever still hangs, unless it has ended by then."""
+
+    def end() -> None:
+        _log.error("the stop took longer than %.0f s; ending now, pages not yet on disk are lost", seconds)
+        _end_process(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _end_process(code: int) -> None:
+    """Without waiting for threads; the disk tier is made to survive that."""
+    try:
+        sys.stdout.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,38 @@
+"""One line for each request: where its prompt came from, how long the first token took, what that saved."""
+
+from __future__ import annotations
+
+import logging
+
+from strata.engine.api import TIERS, Usage
+
+_log = logging.getLogger("strata.serve")
+
+
+def request_line(usage: Usage) -> str:
+    """E.g. `4,012 in: 3,984 disk, 28 computed | TTFT 0.6 s, saved ~15 s | 64 out`."""
+    sources = [(tier, getattr(usage.sources, tier)) for tier in (*TIERS, "computed")]
+    parts = ", ".join(f"{tokens:,} {name}" for name, tokens in sources if tokens) or "nothing"
+    saved = f", saved ~{_seconds(usage.saved_s)}" if usage.sources.cached and usage.saved_s > 0 else ""
+    preempted = f" | preempted {usage.preemptions} times" if usage.preemptions else ""
+    return (
+        f"{usage.prompt_tokens:,} in: {parts} | TTFT {_seconds(usage.ttft_s)}{saved}"
+        f" | {usage.completion_tokens:,} out{preempted}"
+    )
+
+
+def log_finished(usage: Usage) -> None:
+    """Says that a request was answered."""
+    _log.info("%s", request_line(usage))
+
+
+def log_left(pieces: int) -> None:
+    """Says that a client left before its answer was complete."""
+    _log.info("a client left after %d pieces of its answer; the request was aborted", pieces)
+
+
+def _seconds(value: float) -> str:
+    """Two digits that matter: `15 s`, `0.6 s`, `28 ms`."""
+    if value >= 9.95:
+        return f"{value:,.0f} s"
+    return f"{value:.1f} s" if value >= 0.0995 else f"{value * 1000:.0f} ms"

@@ -1,0 +1,73 @@
+"""What the routes share: the engine, the settings, the threads for blocking calls, the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from strata.config import StrataConfig
+from strata.engine.api import EngineProtocol
+from strata.serve.errors import ApiError
+from strata.serve.metrics import ServerMetrics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_MODEL_NAME = "default"
+_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Service:
+    """One engine as it is served. Lives as long as the app."""
+
+    engine: EngineProtocol
+    config: StrataConfig
+    metrics: ServerMetrics
+    workers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_WORKERS, thread_name_prefix="strata-http")
+    )
+    admin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by one flush or demote at a time, so that these cannot take all the workers."""
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        """The name under which clients know the model."""
+        return self.config.model.served_model_name or self.engine.model_name
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a function that may block in a worker thread: the event loop must go on for all other
+        clients."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self.workers, partial(function, *args, **kwargs)
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError 404 unless `name` is the served model, `default` or left out."""
+        if name not in (None, "", DEFAULT_MODEL_NAME, self.model_name):
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; use {self.model_name!r} or {DEFAULT_MODEL_NAME!r}",
+                "model_not_found",
+                "model",
+            )
+
+    def check_alive(self) -> None:
+        """Raises ApiError 503 once the engine cannot answer."""
+        health = self.engine.health()
+        if not health.ok:
+            raise ApiError(
+                503,
+                f"the engine has stopped: {'; '.join(health.problems) or 'no reason given'}",
+                "engine_dead",
+            )
+
+    def close(self) -> None:
+        """Gives the worker threads up without waiting for them."""
+        self.workers.shutdown(wait=False, cancel_futures=True)

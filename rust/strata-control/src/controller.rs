@@ -1,0 +1,322 @@
+//! The controller's state and the small steps that all its operations share.
+
+use crate::config::ControlConfig;
+use crate::stats::{ControlStats, TierStats};
+use crate::transfer::{Transfer, TransferTable};
+use crate::ControlError;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use strata_radix::{Evicted, Handle, HiRadixTree, Pin, RadixError, TreeConfig};
+use strata_tier::{PagePool, PageState};
+use strata_types::{
+    LoadTicket, Namespace, PageId, PageMove, RequestId, TierId, Token, TransferDescriptor, TransferId,
+    TransferKind,
+};
+
+/// What the driver has to do for the controller.
+#[derive(Debug)]
+pub enum ControlAction {
+    /// Hand this to the Mover of its edge.
+    Submit(TransferDescriptor),
+    /// Ask that Mover to end it early.
+    Cancel(TransferKind, TransferId),
+}
+
+/// Tree, pools and transfers of one group.
+pub struct CacheController {
+    pub(crate) config: ControlConfig,
+    pub(crate) tree: HiRadixTree,
+    pub(crate) pools: [PagePool; 3],
+    pub(crate) transfers: TransferTable,
+    /// Loaded pages that lost the race to be the tree's copy, with the number of requests that still read them.
+    pub(crate) shared_duplicates: HashMap<PageId, u32>,
+    /// Slots that left the tree while a transfer or a request used them; in quarantine until none does.
+    pub(crate) in_use: Vec<(TierId, PageId)>,
+    /// Requests that hold device pages.
+    pub(crate) holds: usize,
+    pub(crate) stats: ControlStats,
+    pub(crate) outbox: Vec<ControlAction>,
+}
+
+/// A run of pages to move, before it has a number.
+pub(crate) struct Plan {
+    pub kind: TransferKind,
+    pub namespace: Namespace,
+    pub tokens: Arc<[Token]>,
+    pub first_page: u32,
+    pub moves: Vec<PageMove>,
+    pub users: HashSet<RequestId>,
+}
+
+impl CacheController {
+    /// An empty cache.
+    pub fn new(config: ControlConfig) -> Result<Self, ControlError> {
+        let tree = HiRadixTree::new(TreeConfig {
+            page_size: config.page_size,
+            groups: config.group.0 + 1,
+            tiers: 3,
+            ghost_pages: config.ghost_pages,
+        })?;
+        let [device, host, disk] = config.pages;
+        let pools =
+            [PagePool::new("device", device), PagePool::new("host", host), PagePool::new("disk", disk)];
+        Ok(CacheController {
+            config,
+            tree,
+            pools,
+            transfers: TransferTable::default(),
+            shared_duplicates: HashMap::new(),
+            in_use: Vec::new(),
+            holds: 0,
+            stats: ControlStats::default(),
+            outbox: Vec::new(),
+        })
+    }
+
+    /// The sizes it was made with.
+    pub fn config(&self) -> &ControlConfig {
+        &self.config
+    }
+
+    /// What has to be done outside since the last call, in order.
+    pub fn take_actions(&mut self) -> Vec<ControlAction> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &ControlStats {
+        &self.stats
+    }
+
+    /// The gauges of one tier.
+    pub fn tier_stats(&self, tier: TierId) -> TierStats {
+        let pool = &self.pools[tier.index()];
+        let places = self.tree.stats().places;
+        let place = places.iter().find(|place| place.tier == tier && place.group == self.config.group);
+        TierStats {
+            capacity: pool.capacity(),
+            used: pool.capacity() - pool.free_pages(),
+            resident: place.map_or(0, |place| place.resident as u32),
+            pinned: place.map_or(0, |place| place.pinned as u32),
+            quarantined: pool.quarantined_pages(),
+            evicted: self.stats.evicted[tier.index()],
+        }
+    }
+
+    /// Transfers in flight, all kinds.
+    pub fn transfers_in_flight(&self) -> usize {
+        self.transfers.len()
+    }
+
+    /// Transfers in flight of one kind.
+    pub fn transfers_of(&self, kind: TransferKind) -> usize {
+        self.transfers.count(kind)
+    }
+
+    /// Pages that could be reserved in a tier now, by evicting if need be.
+    pub fn available(&self, tier: TierId) -> u32 {
+        let evictable = self.tree.evictable_pages(self.config.group, tier);
+        self.pools[tier.index()].free_pages() + evictable as u32
+    }
+
+    /// Whole pages in this many tokens.
+    pub(crate) fn whole_pages(&self, tokens: usize) -> u32 {
+        (tokens / self.config.page_size as usize) as u32
+    }
+
+    /// The tokens of the first `pages` pages.
+    pub(crate) fn head<'a>(&self, tokens: &'a [Token], pages: u32) -> &'a [Token] {
+        &tokens[..pages as usize * self.config.page_size as usize]
+    }
+
+    /// Reserves pages in a tier, evicting others; all or none.
+    pub(crate) fn reserve(
+        &mut self,
+        tier: TierId,
+        count: u32,
+        out: &mut Vec<PageId>,
+    ) -> Result<bool, ControlError> {
+        let free = self.pools[tier.index()].free_pages();
+        if count > free {
+            if count > self.available(tier) {
+                return Ok(false);
+            }
+            let evicted = self.tree.evict(self.config.group, tier, (count - free) as usize)?;
+            self.stats.evicted[tier.index()] +=
+                evicted.iter().filter(|gone| gone.tier == tier).count() as u64;
+            self.take_back(&evicted)?;
+        }
+        Ok(self.pools[tier.index()].reserve(count, out))
+    }
+
+    /// Reserves device pages for a request's own use.
+    pub fn reserve_device(&mut self, count: u32, out: &mut Vec<PageId>) -> Result<bool, ControlError> {
+        self.reserve(TierId::DEVICE, count, out)
+    }
+
+    /// Gives back device pages that never entered the tree. Pages shared with others go with their last user.
+    pub fn free_device(&mut self, pages: &[PageId]) -> Result<(), ControlError> {
+        for page in pages {
+            if let Some(users) = self.shared_duplicates.get_mut(page) {
+                *users -= 1;
+                if *users > 0 {
+                    continue;
+                }
+                self.shared_duplicates.remove(page);
+            }
+            self.pools[TierId::DEVICE.index()].abort(*page)?;
+        }
+        Ok(())
+    }
+
+    /// Frees the slots of copies that left the tree.
+    pub(crate) fn take_back(&mut self, gone: &[Evicted]) -> Result<(), ControlError> {
+        for copy in gone {
+            let pool = &mut self.pools[copy.tier.index()];
+            if copy.in_use {
+                pool.quarantine(copy.slot)?;
+                self.in_use.push((copy.tier, copy.slot));
+            } else {
+                pool.release(copy.slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A handle to the first `pages` pages of a sequence that is known to hold them.
+    pub(crate) fn path(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        pages: u32,
+    ) -> Result<Handle, ControlError> {
+        let found = self.tree.match_prefix(namespace, self.config.group, self.head(tokens, pages))?;
+        if found.pages < pages {
+            let held = found.pages;
+            return Err(ControlError::Inconsistent(format!("a path of {pages} pages has only {held}")));
+        }
+        Ok(found.handle)
+    }
+
+    /// Makes pages `from..` of a sequence match in a tier. Returns the end of the path and the slots that the tree
+    /// did not take: it has other copies, or the pages before them were removed as corrupt in the meantime.
+    pub(crate) fn insert(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        tier: TierId,
+        slots: &[PageId],
+        from: u32,
+    ) -> Result<(Option<Handle>, Vec<PageId>), ControlError> {
+        let inserted = match self.tree.insert(namespace, self.config.group, tokens, tier, slots, from) {
+            Err(RadixError::Gap { .. }) => return Ok((None, slots.to_vec())),
+            inserted => inserted?,
+        };
+        let refused: HashSet<PageId> = inserted.duplicates.iter().map(|(_, slot)| *slot).collect();
+        for slot in slots.iter().filter(|slot| !refused.contains(slot)) {
+            self.pools[tier.index()].commit(*slot)?;
+        }
+        Ok((Some(inserted.handle), refused.into_iter().collect()))
+    }
+
+    /// Pins the first `pages` pages of a sequence in a tier.
+    pub(crate) fn pin(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        pages: u32,
+        tier: TierId,
+    ) -> Result<Pin, ControlError> {
+        let handle = self.path(namespace, tokens, pages)?;
+        Ok(self.tree.pin(handle, tier)?)
+    }
+
+    /// Gives a pin back.
+    pub fn unpin(&mut self, pin: Pin) -> Result<(), ControlError> {
+        Ok(self.tree.unpin(pin)?)
+    }
+
+    /// Pins the source, numbers the transfer and sends it out.
+    pub(crate) fn start(
+        &mut self,
+        plan: Plan,
+    ) -> Result<(TransferId, Option<Arc<LoadTicket>>), ControlError> {
+        let end = plan.first_page + plan.moves.len() as u32;
+        let source = match plan.kind {
+            TransferKind::Erase => None,
+            kind => Some(self.pin(&plan.namespace, &plan.tokens, end, kind.source())?),
+        };
+        let ticket = (plan.kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(self.config.layers)));
+        let records = match plan.kind {
+            TransferKind::Spill | TransferKind::Prefetch => crate::keys::records(
+                plan.namespace,
+                self.config.group,
+                &plan.tokens,
+                self.config.page_size,
+                plan.first_page,
+                plan.moves.len(),
+            ),
+            _ => Vec::new(),
+        };
+        let shards_left = match plan.kind {
+            TransferKind::Load | TransferKind::Backup => self.config.device_shards,
+            _ => 1,
+        };
+        self.stats.edge_mut(plan.kind).started += 1;
+        let pages = plan.moves.clone();
+        let id = self.transfers.insert(Transfer {
+            kind: plan.kind,
+            namespace: plan.namespace,
+            tokens: plan.tokens,
+            first_page: plan.first_page,
+            pages_whole: plan.moves.len(),
+            moves: plan.moves,
+            source,
+            users: plan.users,
+            ticket: ticket.clone(),
+            shards_left,
+            error: None,
+            cancelled: false,
+        });
+        self.outbox.push(ControlAction::Submit(TransferDescriptor {
+            id,
+            kind: plan.kind,
+            group: self.config.group,
+            pages,
+            records,
+            ticket: ticket.clone(),
+        }));
+        Ok((id, ticket))
+    }
+
+    /// Proves that tree and pools agree. With `idle`, also that nothing is pinned, reserved or in flight.
+    pub fn check(&self, idle: bool) -> Result<(), ControlError> {
+        self.tree.check().map_err(ControlError::Inconsistent)?;
+        for tier in [TierId::DEVICE, TierId::HOST, TierId::DISK] {
+            let pool = &self.pools[tier.index()];
+            pool.check().map_err(ControlError::Inconsistent)?;
+            let state = |wanted| {
+                (0..pool.capacity()).filter(|page| pool.state(PageId(*page)) == Some(wanted)).count() as u32
+            };
+            let stats = self.tier_stats(tier);
+            if state(PageState::Resident) != stats.resident {
+                return Err(ControlError::Inconsistent(format!(
+                    "{tier}: the pool holds {} resident pages, the tree {}",
+                    state(PageState::Resident),
+                    stats.resident
+                )));
+            }
+            let busy = stats.pinned + state(PageState::Reserved) + stats.quarantined;
+            if idle && (busy > 0 || self.transfers.len() > 0) {
+                return Err(ControlError::Inconsistent(format!(
+                    "{tier}: idle, yet {} pinned, {} reserved, {} in quarantine, {} transfers in flight",
+                    stats.pinned,
+                    state(PageState::Reserved),
+                    stats.quarantined,
+                    self.transfers.len()
+                )));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! Copies to lower tiers: by policy as pages come and are used again, and all at once to empty a tier.
+
+use crate::controller::{CacheController, Plan};
+use crate::ControlError;
+use std::collections::HashSet;
+use std::sync::Arc;
+use strata_radix::{Direction, Evicted};
+use strata_types::{Namespace, PageId, PageMove, PageRecord, TierId, Token, TransferId, TransferKind};
+
+/// What emptying a tier did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Emptied {
+    /// Pages that left the tier.
+    pub pages: u32,
+    /// Of those, the pages that were held nowhere else and are forgotten.
+    pub forgotten: u32,
+}
+
+/// The transfer that moves pages from a tier to the one below.
+fn downward(tier: TierId) -> Option<TransferKind> {
+    match tier {
+        TierId::DEVICE => Some(TransferKind::Backup),
+        TierId::HOST => Some(TransferKind::Spill),
+        _ => None,
+    }
+}
+
+impl CacheController {
+    /// Copies the pages of a path to the tier below where the write policy says so. A tier without room skips
+    /// them, counted; the next access tries again.
+    pub(crate) fn copy_down(
+        &mut self,
+        tier: TierId,
+        namespace: &Namespace,
+        tokens: &[Token],
+    ) -> Result<(), ControlError> {
+        let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(()) };
+        let group = self.config.group;
+        let mut started = HashSet::new();
+        let path = self.lookup(namespace, tokens)?.handle;
+        for run in self.tree.missing_on_path(path, group, tier, below, 0)? {
+            let policy = if tier == TierId::DEVICE { &self.config.backup } else { &self.config.spill };
+            if !policy.copies(run.accesses) {
+                continue;
+            }
+            let pages = self.not_moving(kind, run.start_page, &run.slots);
+            if self.move_runs(kind, namespace, tokens, &pages, &mut started)? > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn not_moving(&self, kind: TransferKind, start: u32, slots: &[PageId]) -> Vec<(u32, PageId)> {
+        (start..)
+            .zip(slots.iter().copied())
+            .filter(|(_, slot)| self.transfers.moving(kind, *slot).is_none())
+            .collect()
+    }
+
+    /// Starts to copy everything that only this tier holds to the tier below, the hottest first, as far as the
+    /// tier below has room. Returns the number of pages on their way.
+    pub fn push_down(&mut self, tier: TierId) -> Result<usize, ControlError> {
+        let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(0) };
+        let limit = self.pools[below.index()].capacity() as usize;
+        let group = self.config.group;
+        let missing = self.tree.missing_in(group, tier, below, Direction::Hottest, limit)?;
+        let mut started: HashSet<TransferId> = HashSet::new();
+        for run in missing {
+            let pages = self.not_moving(kind, run.start_page, &run.slots);
+            self.move_runs(kind, &run.namespace, &run.tokens, &pages, &mut started)?;
+        }
+        Ok(started.iter().filter_map(|id| self.transfers.get(*id)).map(|transfer| transfer.moves.len()).sum())
+    }
+
+    /// Drops every page of a tier that nothing uses. On disk the records are cleared too.
+    pub fn empty(&mut self, tier: TierId) -> Result<Emptied, ControlError> {
+        let gone = self.tree.clear(self.config.group, tier)?;
+        let pages = gone.iter().filter(|copy| copy.tier == tier).count() as u32;
+        let forgotten = gone.len() as u32 - pages;
+        let (disk, others): (Vec<Evicted>, Vec<Evicted>) =
+            gone.into_iter().partition(|copy| copy.tier == TierId::DISK && !copy.in_use);
+        self.take_back(&others)?;
+        self.erase(disk.iter().map(|copy| copy.slot))?;
+        Ok(Emptied { pages, forgotten })
+    }
+
+    /// Clears records that have left the tree; they are in quarantine until the store has done so.
+    fn erase(&mut self, records: impl Iterator<Item = PageId>) -> Result<(), ControlError> {
+        let mut moves = Vec::new();
+        for record in records {
+            self.pools[TierId::DISK.index()].quarantine(record)?;
+            moves.push(PageMove { from: record, to: record });
+        }
+        for chunk in moves.chunks(1024) {
+            let plan = Plan {
+                kind: TransferKind::Erase,
+                namespace: Namespace::default(),
+                tokens: Arc::from([]),
+                first_page: 0,
+                moves: chunk.to_vec(),
+                users: HashSet::new(),
+            };
+            self.start(plan)?;
+        }
+        Ok(())
+    }
+
+    /// Takes in what a scan of the disk found. Records whose parents are not there yet are tried again as long as
+    /// that helps; the rest, and records of pages known already, stay free. Returns how many match now.
+    pub fn recover(&mut self, found: Vec<(PageId, PageRecord)>) -> Result<u32, ControlError> {
+        crate::recover::recover(self, found)
+    }
+}

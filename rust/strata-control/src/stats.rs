@@ -1,0 +1,74 @@
+//! What the controller counts. Counters only grow; gauges are read off the tree and the pools.
+
+use strata_types::TransferKind;
+
+/// One edge of the hierarchy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EdgeStats {
+    /// Transfers that were started.
+    pub started: u64,
+    /// Transfers that moved all their pages.
+    pub completed: u64,
+    /// Transfers that failed.
+    pub failed: u64,
+    /// Transfers that were cancelled.
+    pub cancelled: u64,
+    /// Pages that became whole.
+    pub pages: u64,
+    /// Bytes that were moved.
+    pub bytes: u64,
+    /// Nanoseconds that the Mover worked.
+    pub busy_ns: u64,
+    /// Pages that were not copied down because the tier below had no room.
+    pub skipped_pages: u64,
+}
+
+/// One tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierStats {
+    /// Pages of the tier.
+    pub capacity: u32,
+    /// Pages that are not free.
+    pub used: u32,
+    /// Pages that match.
+    pub resident: u32,
+    /// Resident pages that are in use and cannot be evicted.
+    pub pinned: u32,
+    /// Pages that wait for a device to let go.
+    pub quarantined: u32,
+    /// Pages that were evicted for others.
+    pub evicted: u64,
+}
+
+/// All counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ControlStats {
+    edges: [EdgeStats; 5],
+    /// Per tier, pages evicted for others.
+    pub evicted: [u64; 3],
+    /// Records that did not hold what they should.
+    pub corrupt_records: u64,
+    /// Completions of transfers that are not known or already ended.
+    pub unknown_completions: u64,
+}
+
+impl ControlStats {
+    fn index(kind: TransferKind) -> usize {
+        match kind {
+            TransferKind::Load => 0,
+            TransferKind::Backup => 1,
+            TransferKind::Spill => 2,
+            TransferKind::Prefetch => 3,
+            TransferKind::Erase => 4,
+        }
+    }
+
+    /// The counters of one edge.
+    pub fn edge(&self, kind: TransferKind) -> &EdgeStats {
+        &self.edges[Self::index(kind)]
+    }
+
+    pub(crate) fn edge_mut(&mut self, kind: TransferKind) -> &mut EdgeStats {
+        &mut self.edges[Self::index(kind)]
+    }
+}

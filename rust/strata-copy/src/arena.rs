@@ -1,0 +1,119 @@
+//! `Arena`: one anonymous mapping that is the host tier. It starts at a multiple of 2 MiB, is committed only where
+//! it is touched, holds zeros at first, and is given back when dropped.
+
+use crate::CopyError;
+use std::io;
+use std::ptr::{self, NonNull};
+
+/// The size of a huge page on the machines that have them.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A span of host memory.
+#[derive(Debug)]
+pub struct Arena {
+    start: NonNull<u8>,
+    len: usize,
+    mapped: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; who may touch which bytes when is settled by the
+// page pools, and every access goes through `Region`, whose accessors state that contract.
+unsafe impl Send for Arena {}
+// SAFETY: as above; the Arena itself has no interior state.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `len` bytes. Fails if the system refuses, or if `len` is 0.
+    pub fn new(len: usize) -> Result<Arena, CopyError> {
+        let refuse = |reason| CopyError::Map { bytes: len, reason };
+        if len == 0 {
+            return Err(refuse(io::Error::from(io::ErrorKind::InvalidInput)));
+        }
+        let wide = len.checked_next_multiple_of(HUGE_PAGE).and_then(|mapped| {
+            // One huge page more than needed, so that an aligned start exists; the ends are given back below.
+            mapped.checked_add(HUGE_PAGE).map(|reserved| (mapped, reserved))
+        });
+        let Some((mapped, reserved)) = wide else {
+            return Err(refuse(io::Error::from(io::ErrorKind::OutOfMemory)));
+        };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: an anonymous mapping at an address that the kernel chooses touches nothing that exists.
+        let address = unsafe { libc::mmap(ptr::null_mut(), reserved, protection, flags, -1, 0) };
+        if address == libc::MAP_FAILED {
+            return Err(refuse(io::Error::last_os_error()));
+        }
+        let Some(reservation) = NonNull::new(address.cast::<u8>()) else {
+            return Err(refuse(io::Error::from(io::ErrorKind::OutOfMemory)));
+        };
+        let before = reservation.as_ptr().align_offset(HUGE_PAGE).min(HUGE_PAGE);
+        // SAFETY: `before` is at most HUGE_PAGE, and the reservation is HUGE_PAGE longer than `mapped`.
+        let start = unsafe { reservation.add(before) };
+        // SAFETY: both spans lie inside the reservation, outside `start..start + mapped`, and are page-aligned;
+        // nothing refers to them. The advice changes no content. A refusal of any of the three costs speed or
+        // address space, never correctness, so the results are not needed.
+        unsafe {
+            if before > 0 {
+                libc::munmap(address, before);
+            }
+            let after = reserved - before - mapped;
+            if after > 0 {
+                libc::munmap(start.as_ptr().add(mapped).cast(), after);
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE);
+        }
+        Ok(Arena { start, len, mapped })
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// The size that was asked for, in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: an arena has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the span was mapped by `new`, is unmapped once, and every `Region` over it holds an `Arc` of it.
+        unsafe {
+            libc::munmap(self.start.as_ptr().cast(), self.mapped);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_is_aligned_zeroed_and_writable_to_its_end() {
+        for len in [1, 4096, HUGE_PAGE - 1, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
+            let arena = Arena::new(len).unwrap();
+            assert_eq!(arena.len(), len);
+            assert_eq!(arena.as_ptr().as_ptr() as usize % HUGE_PAGE, 0);
+            // SAFETY: the arena is `len` bytes long and nobody else uses it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(arena.as_ptr().as_ptr(), len) };
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            bytes.fill(7);
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_size_the_flag_and_the_remedy() {
+        for len in [0, usize::MAX, usize::MAX / 2] {
+            let message = Arena::new(len).unwrap_err().to_string();
+            assert!(message.contains(&len.to_string()), "{message}");
+            assert!(message.contains("choose a smaller --host-memory"), "{message}");
+        }
+    }
+}

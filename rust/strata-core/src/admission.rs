@@ -1,0 +1,110 @@
+//! From the queue into the running set: claim what is cached, reserve the rest, account for where it came from.
+
+use crate::core::Core;
+use crate::request::{Phase, Request, Running, Sources};
+use crate::CoreError;
+use strata_control::PageSource;
+use strata_radix::MatchResult;
+use strata_sched::{Need, Waiting};
+use strata_types::{RequestId, TierId};
+
+/// Waiting requests that a decision looks at. Under first come, first served nobody behind these can go anyway.
+const LOOK_AHEAD: usize = 64;
+
+impl Core {
+    /// Gives a waiting request its pages. False if the device has no room now; then nothing has changed.
+    pub(crate) fn admit(&mut self, id: RequestId) -> Result<bool, CoreError> {
+        let page_size = self.page_size();
+        let Some(request) = self.requests.get(&id) else { return Ok(false) };
+        let usable = self.usable_pages(request);
+        let total = request.tokens.len().div_ceil(page_size) as u32;
+        let allow_loads = !request.loads_failed;
+        let tokens = &request.tokens;
+        let admitted = self.control.admit(id, &request.namespace, tokens, usable, total, allow_loads)?;
+        let Some(admitted) = admitted else { return Ok(false) };
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
+        let sources = sources(request, &admitted.sources, page_size);
+        let hit = admitted.sources.len();
+        request.phase = Phase::Running(Box::new(Running {
+            pin: admitted.pin,
+            pages: admitted.pages,
+            published: hit as u32,
+            duplicates: Vec::new(),
+            loads: admitted.loads,
+            tickets: admitted.tickets,
+            planned: hit * page_size,
+            computed: hit * page_size,
+            samples_due: 0,
+            outstanding: 0,
+            sources: (!request.sources_told).then_some(sources),
+        }));
+        if !request.sources_told {
+            request.sources_told = true;
+            let counts = [sources.device, sources.host, sources.disk, sources.computed];
+            for (total, count) in self.stats.prompt_tokens.iter_mut().zip(counts) {
+                *total += count as u64;
+            }
+        }
+        let host_pin = request.host_pin.take();
+        self.stats.admissions += 1;
+        self.queue.retain(|queued| *queued != id);
+        self.running.push(id);
+        if let Some(pin) = host_pin {
+            self.control.unpin(pin)?;
+        }
+        Ok(true)
+    }
+
+    /// The queue as the policy sees it.
+    pub(crate) fn waiting(&self) -> Result<Vec<Waiting>, CoreError> {
+        let mut view = Vec::new();
+        for id in self.queue.iter().take(LOOK_AHEAD) {
+            let Some(request) = self.requests.get(id) else { continue };
+            let usable = self.usable_pages(request) as usize * self.page_size();
+            let found = self.control.lookup(&request.namespace, &request.tokens[..usable])?;
+            let total = request.tokens.len().div_ceil(self.page_size()) as u32;
+            view.push(Waiting {
+                id: *id,
+                arrived: request.arrived,
+                priority: request.priority,
+                need: need(request, &found, self.page_size() as u32),
+                pages: total - found.prefix(TierId::DEVICE).len() as u32,
+                held: request.held.is_some(),
+            });
+        }
+        Ok(view)
+    }
+}
+
+/// Splits a prompt's tokens by where they are.
+fn need(request: &Request, found: &MatchResult, page_size: u32) -> Need {
+    let mut need = Need::default();
+    for (pages, tier) in found.fastest() {
+        let tokens = (pages.end - pages.start) * page_size;
+        match tier {
+            TierId::DEVICE => need.device += tokens,
+            TierId::HOST => need.host += tokens,
+            _ => need.disk += tokens,
+        }
+    }
+    let foreign = found.transient.iter().filter(|run| run.owner != request.id);
+    need.transient = foreign.map(|run| (run.pages.end - run.pages.start) * page_size).sum();
+    let elsewhere = need.device + need.host + need.disk + need.transient;
+    need.compute = (request.tokens.len() as u32).saturating_sub(elsewhere);
+    need
+}
+
+/// Where the prompt's tokens came from. After a preemption the hit may reach past the prompt.
+fn sources(request: &Request, hit: &[PageSource], page_size: usize) -> Sources {
+    let mut sources = Sources::default();
+    for (page, source) in hit.iter().enumerate() {
+        match source {
+            PageSource::Host if request.from_disk.contains(&(page as u32)) => sources.disk += page_size,
+            PageSource::Host => sources.host += page_size,
+            PageSource::Device if request.from_disk.contains(&(page as u32)) => sources.disk += page_size,
+            PageSource::Device => sources.device += page_size,
+        }
+    }
+    sources.computed = request.prompt.saturating_sub(sources.device + sources.host + sources.disk);
+    sources
+}

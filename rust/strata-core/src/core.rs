@@ -1,0 +1,351 @@
+//! Core's state and its events. Each event leaves actions in the outbox; none waits.
+
+use crate::config::CoreConfig;
+use crate::maintenance::Maintenance;
+use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult};
+use crate::request::{Ending, Held, NewRequest, Phase, Request};
+use crate::stats::CoreStats;
+use crate::CoreError;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+use strata_control::{CacheController, Effect};
+use strata_sched::{Limits, Policy};
+use strata_types::{
+    PageId, PageRecord, PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId,
+};
+
+/// The one writer: tree, controller and scheduler of one engine.
+pub struct Core {
+    pub(crate) control: CacheController,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) limits: Limits,
+    pub(crate) outstanding_plans: usize,
+    max_waiting: usize,
+    prefetch_timeout: Duration,
+    pub(crate) requests: HashMap<RequestId, Request>,
+    /// Waiting requests, in the order in which they go.
+    pub(crate) queue: VecDeque<RequestId>,
+    /// Running requests, in order of admission.
+    pub(crate) running: Vec<RequestId>,
+    /// Outstanding plans, the oldest first.
+    pub(crate) plans: VecDeque<Plan>,
+    pub(crate) next_plan: u64,
+    pub(crate) epoch: u64,
+    /// Someone could not grow: no new plan until the outstanding ones are done and pages were freed.
+    pub(crate) short_of_pages: bool,
+    /// Requests that were put back and may need pages from disk again.
+    pub(crate) to_prefetch: Vec<RequestId>,
+    pub(crate) maintenance: VecDeque<Maintenance>,
+    pub(crate) outbox: VecDeque<Action>,
+    pub(crate) stats: CoreStats,
+}
+
+impl Core {
+    /// A Core with an empty cache.
+    pub fn new(config: CoreConfig) -> Result<Core, CoreError> {
+        Ok(Core {
+            control: CacheController::new(config.control)?,
+            policy: config.policy,
+            limits: config.limits,
+            outstanding_plans: config.outstanding_plans.clamp(1, 2),
+            max_waiting: config.max_waiting,
+            prefetch_timeout: config.prefetch_timeout,
+            requests: HashMap::new(),
+            queue: VecDeque::new(),
+            running: Vec::new(),
+            plans: VecDeque::new(),
+            next_plan: 0,
+            epoch: 0,
+            short_of_pages: false,
+            to_prefetch: Vec::new(),
+            maintenance: VecDeque::new(),
+            outbox: VecDeque::new(),
+            stats: CoreStats::default(),
+        })
+    }
+
+    /// Takes in what a scan of the disk found; returns how many pages match now.
+    pub fn recover(&mut self, found: Vec<(PageId, PageRecord)>) -> Result<u32, CoreError> {
+        Ok(self.control.recover(found)?)
+    }
+
+    /// What has to be done outside, in order.
+    pub fn take_actions(&mut self) -> VecDeque<Action> {
+        self.collect_control();
+        std::mem::take(&mut self.outbox)
+    }
+
+    pub(crate) fn collect_control(&mut self) {
+        self.outbox.extend(self.control.take_actions().into_iter().map(Action::Control));
+    }
+
+    pub(crate) fn page_size(&self) -> usize {
+        self.control.config().page_size as usize
+    }
+
+    /// A request came in.
+    pub fn arrived(&mut self, now: Time, new: NewRequest) -> Result<(), CoreError> {
+        if let Some(refusal) = self.refusal(&new) {
+            self.stats.refused += 1;
+            self.outbox.push_back(Action::Refuse(refusal));
+            return Ok(());
+        }
+        let id = new.id;
+        let mut request = Request::new(new, now);
+        self.start_prefetch(now, &mut request)?;
+        self.queue.push_back(id);
+        self.requests.insert(id, request);
+        Ok(())
+    }
+
+    fn refusal(&self, new: &NewRequest) -> Option<Refusal> {
+        let refuse = |kind, reason| Some(Refusal { request: new.id, kind, reason });
+        if new.prompt.is_empty() || new.max_new_tokens == 0 {
+            return refuse(
+                RefusalKind::Invalid,
+                "a request needs a prompt token and a token to generate".into(),
+            );
+        }
+        if self.requests.contains_key(&new.id) {
+            return refuse(RefusalKind::Invalid, format!("request {} exists already", new.id));
+        }
+        // The last token generated is never computed from, so it needs no place.
+        let places = new.prompt.len() + new.max_new_tokens - 1;
+        let room = self.control.tier_stats(TierId::DEVICE).capacity as usize * self.page_size();
+        if places.div_ceil(self.page_size()) * self.page_size() > room {
+            let reason = format!(
+                "{places} tokens (prompt {} + {} to generate) can never fit the device pool of {room} tokens: \
+                 ask for fewer or raise --device-memory",
+                new.prompt.len(),
+                new.max_new_tokens
+            );
+            return refuse(RefusalKind::Invalid, reason);
+        }
+        if self.queue.len() >= self.max_waiting {
+            let reason =
+                format!("{} requests wait already (--max-waiting): try again later", self.queue.len());
+            return refuse(RefusalKind::Busy, reason);
+        }
+        None
+    }
+
+    /// Starts the prefetch of a request that enters the queue, and holds it back until then.
+    pub(crate) fn start_prefetch(&mut self, now: Time, request: &mut Request) -> Result<(), CoreError> {
+        let usable = self.usable_pages(request);
+        let tokens = &request.tokens;
+        let begun = self.control.prefetch(request.id, &request.namespace, tokens, usable)?;
+        if let Some(prefetch) = begun {
+            request.held = Some(Held { waits: prefetch.waits, deadline: now + self.prefetch_timeout });
+            request.from_disk = prefetch.pages;
+            request.host_pin = Some(prefetch.host_pin);
+        }
+        Ok(())
+    }
+
+    fn prefetch_again(&mut self, now: Time, id: RequestId) -> Result<(), CoreError> {
+        let Some(mut request) = self.requests.remove(&id) else { return Ok(()) };
+        let begun = match request.phase {
+            Phase::Waiting if request.held.is_none() && request.host_pin.is_none() => {
+                self.start_prefetch(now, &mut request)
+            }
+            _ => Ok(()),
+        };
+        self.requests.insert(id, request);
+        begun
+    }
+
+    /// Pages of a hit that are of use: the last token is always computed, for its logits.
+    pub(crate) fn usable_pages(&self, request: &Request) -> u32 {
+        ((request.tokens.len() - 1) / self.page_size()) as u32
+    }
+
+    /// The client is gone. What no plan uses is given back now, the rest when the plan is done.
+    pub fn aborted(&mut self, _now: Time, id: RequestId) -> Result<(), CoreError> {
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
+        if request.ending != Some(Ending::Finished) {
+            request.ending = Some(Ending::Aborted);
+        }
+        self.end_if_free(id)
+    }
+
+    /// The engine carried out the oldest outstanding plan; one result per row.
+    pub fn plan_done(&mut self, _now: Time, id: PlanId, results: &[RowResult]) -> Result<(), CoreError> {
+        let Some(plan) = self.take_front(id)? else { return Ok(()) };
+        if results.len() != plan.rows.len() {
+            let counts = format!("plan {id} has {} rows, {} results came", plan.rows.len(), results.len());
+            return Err(CoreError::Protocol(counts));
+        }
+        for (row, result) in plan.rows.iter().zip(results) {
+            self.row_done(row.request, row.start + row.length, row.sample, *result)?;
+            self.end_if_free(row.request)?;
+        }
+        Ok(())
+    }
+
+    /// The oldest outstanding plan, if this is it. None for a plan that was discarded with a failed one: nobody
+    /// waits for its results.
+    fn take_front(&mut self, id: PlanId) -> Result<Option<Plan>, CoreError> {
+        if self.plans.front().is_some_and(|plan| plan.id == id) {
+            return Ok(self.plans.pop_front());
+        }
+        if id.0 >= self.next_plan {
+            return Err(CoreError::Protocol(format!("plan {id} was never handed out")));
+        }
+        Ok(None)
+    }
+
+    /// The oldest outstanding plan failed. It and every plan after it are void: nothing that they wrote is
+    /// committed, and their requests go back to the front of the queue. With `blame` the step itself went wrong,
+    /// not a load under it: a request whose steps fail again and again is given up.
+    pub fn plan_failed(&mut self, _now: Time, id: PlanId, blame: bool) -> Result<(), CoreError> {
+        let Some(failed) = self.take_front(id)? else { return Ok(()) };
+        for row in failed.rows.iter().filter(|_| blame) {
+            if let Some(request) = self.requests.get_mut(&row.request) {
+                request.step_failures += 1;
+            }
+        }
+        self.epoch += 1;
+        let mut plans = std::mem::take(&mut self.plans);
+        plans.push_front(failed);
+        self.stats.plans_discarded += plans.len() as u64;
+        let mut touched: Vec<RequestId> = Vec::new();
+        for row in plans.iter().flat_map(|plan| &plan.rows) {
+            let Some(request) = self.requests.get_mut(&row.request) else { continue };
+            request.ending.get_or_insert(Ending::Requeue);
+            if let Some(running) = request.running_mut() {
+                running.outstanding = 0;
+                running.samples_due = 0;
+            }
+            if !touched.contains(&row.request) {
+                touched.push(row.request);
+            }
+        }
+        for request in touched {
+            self.end_if_free(request)?;
+        }
+        Ok(())
+    }
+
+    /// A Mover has finished with a transfer.
+    pub fn transfer_done(&mut self, _now: Time, completion: TransferCompletion) -> Result<(), CoreError> {
+        let effect = self.control.completed(completion)?;
+        self.apply(effect)
+    }
+
+    /// No Mover takes this transfer.
+    pub fn transfer_rejected(
+        &mut self,
+        _now: Time,
+        id: TransferId,
+        error: TransferError,
+    ) -> Result<(), CoreError> {
+        let effect = self.control.rejected(id, error)?;
+        self.apply(effect)
+    }
+
+    fn apply(&mut self, effect: Option<Effect>) -> Result<(), CoreError> {
+        match effect {
+            None => {}
+            Some(Effect::Loaded { transfer, users, duplicates }) => {
+                for id in users {
+                    let request = self.requests.get_mut(&id);
+                    if let Some(running) = request.and_then(Request::running_mut) {
+                        running.loads.retain(|load| *load != transfer);
+                        running.tickets.retain(|ticket| !ticket.is_complete());
+                        running.duplicates.extend(&duplicates);
+                    }
+                }
+            }
+            Some(Effect::LoadFailed { transfer, users }) => {
+                for id in users {
+                    let Some(request) = self.requests.get_mut(&id) else { continue };
+                    request.loads_failed = true;
+                    request.ending.get_or_insert(Ending::Requeue);
+                    if let Some(running) = request.running_mut() {
+                        running.loads.retain(|load| *load != transfer);
+                    }
+                    self.end_if_free(id)?;
+                }
+            }
+            Some(Effect::Prefetched { transfer, users }) => {
+                for id in users {
+                    let Some(request) = self.requests.get_mut(&id) else { continue };
+                    if let Some(held) = &mut request.held {
+                        held.waits.remove(&transfer);
+                        if held.waits.is_empty() {
+                            request.held = None;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Time has passed, or events came: cuts what is past its deadline, goes on with maintenance, forms plans.
+    pub fn tick(&mut self, now: Time) -> Result<(), CoreError> {
+        self.cut_prefetches(now)?;
+        for id in std::mem::take(&mut self.to_prefetch) {
+            self.prefetch_again(now, id)?;
+        }
+        self.maintain(now)?;
+        self.form_plans(now)
+    }
+
+    fn cut_prefetches(&mut self, now: Time) -> Result<(), CoreError> {
+        let late: Vec<RequestId> = self
+            .requests
+            .values()
+            .filter(|request| request.held.as_ref().is_some_and(|held| held.deadline <= now))
+            .map(|request| request.id)
+            .collect();
+        for id in late {
+            self.stats.prefetch_timeouts += 1;
+            let held = self.requests.get_mut(&id).and_then(|request| request.held.take());
+            for transfer in held.map(|held| held.waits).unwrap_or_default() {
+                self.control.leave(id, transfer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// When `tick` has to be called next, if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Time> {
+        let holds =
+            self.requests.values().filter_map(|request| request.held.as_ref().map(|held| held.deadline));
+        holds.chain(self.maintenance.iter().map(|work| work.deadline)).min()
+    }
+
+    /// Whether nothing waits, runs or moves.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.plans.is_empty() && self.control.transfers_in_flight() == 0
+    }
+
+    /// Proves that tree, pools and requests agree; when idle, that nothing is pinned or reserved.
+    pub fn check(&self) -> Result<(), CoreError> {
+        self.control.check(self.is_idle())?;
+        let queued = self.queue.iter().filter(|id| self.requests.contains_key(id)).count();
+        if queued != self.queue.len() || queued + self.running.len() != self.requests.len() {
+            let counts = (self.queue.len(), self.running.len(), self.requests.len());
+            return Err(CoreError::Protocol(format!("queue, running and all requests disagree: {counts:?}")));
+        }
+        for id in &self.running {
+            if !self.requests.get(id).is_some_and(|request| matches!(request.phase, Phase::Running(_))) {
+                return Err(CoreError::Protocol(format!("request {id} is listed as running and is not")));
+            }
+        }
+        Ok(())
+    }
+
+    /// The counters and gauges.
+    pub fn stats(&self) -> CoreStats {
+        let mut stats = self.stats.clone();
+        stats.waiting = self.queue.len();
+        stats.held = self.requests.values().filter(|request| request.held.is_some()).count();
+        stats.running = self.running.len();
+        stats.control = self.control.stats().clone();
+        stats.tiers = [TierId::DEVICE, TierId::HOST, TierId::DISK].map(|tier| self.control.tier_stats(tier));
+        stats.transfers_in_flight = self.control.transfers_in_flight();
+        stats
+    }
+}

@@ -1,0 +1,368 @@
+//! The thread that drives Core in a server: plan N+1 is formed while N runs, prefetches go on during a step.
+//! Requests, answers and completions come in through bounded lock-free queues, plans go out through one. The
+//! thread never takes Python's lock and never waits for a Mover or the engine; whoever waits for it has a bound.
+
+use crate::core::Core;
+use crate::maintenance::MaintenanceReport;
+use crate::plan::{Action, Plan, Refusal, RowResult};
+use crate::request::NewRequest;
+use crate::stats::CoreStats;
+use crate::CoreError;
+use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError, Sender, TrySendError};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use strata_control::ControlAction;
+use strata_tier::{CompletionReceiver, Mover, SubmitError};
+use strata_types::{
+    PlanId, RequestId, TierId, Time, TransferDescriptor, TransferError, TransferId, TransferKind,
+};
+use thiserror::Error;
+
+/// Commands that may be on their way to Core; one more is refused.
+const COMMANDS: usize = 8192;
+/// How often a full Mover is asked again.
+const RETRY: Duration = Duration::from_millis(1);
+/// The longest sleep: bounds what a lost wake-up can cost.
+const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+/// How long a caller waits for an answer of Core that takes microseconds when Core lives.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// Who carries out transfers.
+#[derive(Clone)]
+pub struct Movers {
+    /// Between device and host.
+    pub device: Arc<dyn Mover>,
+    /// Between host and disk, if there is one.
+    pub disk: Option<Arc<dyn Mover>>,
+}
+
+impl Movers {
+    fn of(&self, kind: TransferKind) -> Option<&Arc<dyn Mover>> {
+        match kind {
+            TransferKind::Load | TransferKind::Backup => Some(&self.device),
+            TransferKind::Spill | TransferKind::Prefetch | TransferKind::Erase => self.disk.as_ref(),
+        }
+    }
+}
+
+/// Something for the engine.
+#[derive(Debug)]
+pub enum Work {
+    /// Compute this.
+    Plan(Plan),
+    /// Tell the client.
+    Refused(Refusal),
+}
+
+/// Why Core did not answer.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum DriverError {
+    /// Too many commands are on their way.
+    #[error("the core's queue of {COMMANDS} commands is full: try again later")]
+    Busy,
+    /// Core stopped, with what stopped it.
+    #[error("the core has stopped: {0}")]
+    Stopped(String),
+    /// No answer in time.
+    #[error("the core did not answer within {0:?}")]
+    NoAnswer(Duration),
+}
+
+enum Command {
+    Arrived(NewRequest),
+    Aborted(RequestId),
+    PlanDone(PlanId, Vec<RowResult>),
+    PlanFailed(PlanId, bool),
+    Flush(Vec<TierId>, Duration, Sender<MaintenanceReport>),
+    Demote(Vec<TierId>, Duration, Sender<MaintenanceReport>),
+    Check(Sender<Result<bool, String>>),
+    Stats(Sender<CoreStats>),
+    Stop,
+}
+
+/// The caller's end. Cheap to clone; all of it may be used from any thread.
+#[derive(Clone)]
+pub struct DriverHandle {
+    commands: Sender<Command>,
+    work: Receiver<Work>,
+    failure: Arc<std::sync::OnceLock<String>>,
+}
+
+impl DriverHandle {
+    fn stopped(&self) -> DriverError {
+        DriverError::Stopped(self.failure.get().cloned().unwrap_or_else(|| "it was shut down".into()))
+    }
+
+    fn send(&self, command: Command) -> Result<(), DriverError> {
+        self.commands.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => DriverError::Busy,
+            TrySendError::Disconnected(_) => self.stopped(),
+        })
+    }
+
+    fn ask<T>(&self, limit: Duration, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, DriverError> {
+        let (reply, answer) = bounded(1);
+        self.send(command(reply))?;
+        answer.recv_timeout(limit).map_err(|error| match error {
+            RecvTimeoutError::Timeout => DriverError::NoAnswer(limit),
+            RecvTimeoutError::Disconnected => self.stopped(),
+        })
+    }
+
+    /// Queues a request. A refusal comes back as work.
+    pub fn submit(&self, request: NewRequest) -> Result<(), DriverError> {
+        self.send(Command::Arrived(request))
+    }
+
+    /// Gives a request up.
+    pub fn abort(&self, request: RequestId) -> Result<(), DriverError> {
+        self.send(Command::Aborted(request))
+    }
+
+    /// Reports a plan as carried out.
+    pub fn plan_done(&self, plan: PlanId, results: Vec<RowResult>) -> Result<(), DriverError> {
+        self.send(Command::PlanDone(plan, results))
+    }
+
+    /// Reports a plan as failed; with `blame` the step itself went wrong, not a load under it.
+    pub fn plan_failed(&self, plan: PlanId, blame: bool) -> Result<(), DriverError> {
+        self.send(Command::PlanFailed(plan, blame))
+    }
+
+    /// The next thing to do, or none within the limit.
+    pub fn next_work(&self, limit: Duration) -> Result<Option<Work>, DriverError> {
+        match self.work.recv_timeout(limit) {
+            Ok(work) => Ok(Some(work)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.stopped()),
+        }
+    }
+
+    /// Forgets what nothing uses in these tiers.
+    pub fn flush(&self, tiers: Vec<TierId>, limit: Duration) -> Result<MaintenanceReport, DriverError> {
+        self.ask(limit + ANSWER, |reply| Command::Flush(tiers, limit, reply))
+    }
+
+    /// Empties these tiers downward.
+    pub fn demote(&self, tiers: Vec<TierId>, limit: Duration) -> Result<MaintenanceReport, DriverError> {
+        self.ask(limit + ANSWER, |reply| Command::Demote(tiers, limit, reply))
+    }
+
+    /// Proves that Core's books agree; says whether Core was idle, when the proof is the strictest.
+    pub fn check(&self) -> Result<Result<bool, String>, DriverError> {
+        self.ask(ANSWER, Command::Check)
+    }
+
+    /// Counters and gauges.
+    pub fn stats(&self) -> Result<CoreStats, DriverError> {
+        self.ask(ANSWER, Command::Stats)
+    }
+}
+
+/// The thread itself. Dropping it stops it.
+pub struct Driver {
+    handle: DriverHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Driver {
+    /// Starts to drive `core`.
+    pub fn start(
+        core: Core,
+        movers: Movers,
+        completions: CompletionReceiver,
+        plans: usize,
+    ) -> std::io::Result<Driver> {
+        let (commands, command_queue) = bounded(COMMANDS);
+        let (work, work_queue) = bounded(plans + 1024);
+        let failure = Arc::new(std::sync::OnceLock::new());
+        let handle = DriverHandle { commands, work: work_queue, failure: Arc::clone(&failure) };
+        let looping = Loop {
+            core,
+            movers,
+            commands: command_queue,
+            completions,
+            work,
+            backlog: VecDeque::new(),
+            refused_by_mover: VecDeque::new(),
+            start: Instant::now(),
+        };
+        let thread = std::thread::Builder::new().name("strata-core".into()).spawn(move || {
+            let mut looping = looping;
+            if let Err(error) = looping.run() {
+                // The first failure is the one that stopped it; the cell is only ever set here.
+                let _first = failure.set(error.to_string());
+            }
+        })?;
+        Ok(Driver { handle, thread: Some(thread) })
+    }
+
+    /// A caller's end.
+    pub fn handle(&self) -> DriverHandle {
+        self.handle.clone()
+    }
+
+    /// Stops the thread; what it had not done yet is left undone.
+    pub fn stop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A full queue is drained within microseconds by the living thread; a dead one has no queue.
+            let _disconnected = self.handle.commands.send_timeout(Command::Stop, ANSWER);
+            let _panicked = thread.join();
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+struct Loop {
+    core: Core,
+    movers: Movers,
+    commands: Receiver<Command>,
+    completions: CompletionReceiver,
+    work: Sender<Work>,
+    /// Work that the engine has no room for yet.
+    backlog: VecDeque<Work>,
+    /// Transfers that their Mover has no room for yet, in order.
+    refused_by_mover: VecDeque<TransferDescriptor>,
+    start: Instant,
+}
+
+impl Loop {
+    fn now(&self) -> Time {
+        Time(0) + self.start.elapsed()
+    }
+
+    fn run(&mut self) -> Result<(), CoreError> {
+        loop {
+            let patience = self.patience();
+            let mut stop = false;
+            let (commands, completions) = (self.commands.clone(), self.completions.clone());
+            select! {
+                recv(commands) -> command => match command {
+                    Ok(command) => stop = self.handle(command)?,
+                    Err(_) => return Ok(()),
+                },
+                recv(completions) -> completion => if let Ok(completion) = completion {
+                    self.core.transfer_done(self.now(), completion)?;
+                } else {
+                    std::thread::sleep(RETRY);
+                },
+                default(patience) => {}
+            }
+            // Whatever else has come meanwhile belongs to the same decision.
+            while let (false, Ok(command)) = (stop, commands.try_recv()) {
+                stop = self.handle(command)?;
+            }
+            while let Ok(completion) = completions.try_recv() {
+                self.core.transfer_done(self.now(), completion)?;
+            }
+            if stop {
+                return Ok(());
+            }
+            self.core.tick(self.now())?;
+            self.carry_out()?;
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        if !self.refused_by_mover.is_empty() || !self.backlog.is_empty() {
+            return RETRY;
+        }
+        let until = self.core.next_deadline().map(|deadline| deadline.since(self.now()));
+        until.unwrap_or(LONGEST_SLEEP).clamp(RETRY, LONGEST_SLEEP)
+    }
+
+    fn handle(&mut self, command: Command) -> Result<bool, CoreError> {
+        let now = self.now();
+        match command {
+            Command::Arrived(request) => self.core.arrived(now, request)?,
+            Command::Aborted(request) => self.core.aborted(now, request)?,
+            Command::PlanDone(plan, results) => self.core.plan_done(now, plan, &results)?,
+            Command::PlanFailed(plan, blame) => self.core.plan_failed(now, plan, blame)?,
+            Command::Flush(tiers, limit, reply) => self.core.flush(now + limit, tiers, reply),
+            Command::Demote(tiers, limit, reply) => self.core.demote(now + limit, tiers, reply),
+            Command::Check(reply) => {
+                let result =
+                    self.core.check().map(|()| self.core.is_idle()).map_err(|error| error.to_string());
+                // Whoever asked may have given up waiting.
+                let _gone = reply.try_send(result);
+            }
+            Command::Stats(reply) => {
+                let _gone = reply.try_send(self.core.stats());
+            }
+            Command::Stop => return Ok(true),
+        }
+        Ok(false)
+    }
+
+    fn carry_out(&mut self) -> Result<(), CoreError> {
+        loop {
+            for transfer in std::mem::take(&mut self.refused_by_mover) {
+                self.submit(transfer)?;
+            }
+            let actions = self.core.take_actions();
+            if actions.is_empty() {
+                break;
+            }
+            for action in actions {
+                match action {
+                    Action::Plan(plan) => self.backlog.push_back(Work::Plan(plan)),
+                    Action::Refuse(refusal) => self.backlog.push_back(Work::Refused(refusal)),
+                    Action::Control(ControlAction::Submit(transfer)) => self.submit(transfer)?,
+                    Action::Control(ControlAction::Cancel(kind, id)) => self.cancel(kind, id)?,
+                }
+            }
+        }
+        while let Some(work) = self.backlog.pop_front() {
+            match self.work.try_send(work) {
+                Ok(()) => {}
+                Err(TrySendError::Full(work)) => {
+                    self.backlog.push_front(work);
+                    break;
+                }
+                // Nobody computes any more; Core goes on serving stats and shutdown.
+                Err(TrySendError::Disconnected(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, transfer: TransferDescriptor) -> Result<(), CoreError> {
+        let Some(mover) = self.movers.of(transfer.kind) else {
+            let error =
+                TransferError::Unavailable { tier: transfer.kind.destination().name(), reason: "off".into() };
+            return self.core.transfer_rejected(self.now(), transfer.id, error);
+        };
+        match mover.submit(transfer) {
+            Ok(()) => Ok(()),
+            Err(SubmitError::Full(transfer)) => {
+                self.refused_by_mover.push_back(*transfer);
+                Ok(())
+            }
+            Err(SubmitError::Closed(transfer)) => {
+                let tier = transfer.kind.destination().name();
+                let error = TransferError::Unavailable { tier, reason: "its mover is closed".into() };
+                self.core.transfer_rejected(self.now(), transfer.id, error)
+            }
+        }
+    }
+
+    fn cancel(&mut self, kind: TransferKind, id: TransferId) -> Result<(), CoreError> {
+        let before = self.refused_by_mover.len();
+        self.refused_by_mover.retain(|transfer| transfer.id != id);
+        if self.refused_by_mover.len() < before {
+            // No Mover has seen it, so none will report it.
+            return self.core.transfer_rejected(self.now(), id, TransferError::Cancelled);
+        }
+        if let Some(mover) = self.movers.of(kind) {
+            mover.cancel(id);
+        }
+        Ok(())
+    }
+}

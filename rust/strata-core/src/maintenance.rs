@@ -1,0 +1,104 @@
+//! Emptying tiers on request: flush forgets, demote moves down first. Each ends by its deadline at the latest.
+
+use crate::core::Core;
+use crate::CoreError;
+use crossbeam_channel::Sender;
+use strata_control::Emptied;
+use strata_types::{TierId, Time, TransferKind};
+
+/// What a flush or a demotion did, by tier from the device down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MaintenanceReport {
+    /// Pages that were copied to the tier below on the way.
+    pub moved: [usize; 3],
+    /// Pages that left each tier, and how many of them no other tier holds.
+    pub emptied: [Emptied; 3],
+    /// The deadline came first: what was not moved down in time stayed where it was.
+    pub timed_out: bool,
+}
+
+/// A demotion or a flush under way.
+#[derive(Debug)]
+pub(crate) struct Maintenance {
+    /// Tiers still to empty, the next one first.
+    tiers: Vec<TierId>,
+    /// Whether to copy downward before dropping.
+    keep: bool,
+    pushed: bool,
+    pub deadline: Time,
+    report: MaintenanceReport,
+    reply: Sender<MaintenanceReport>,
+}
+
+impl Core {
+    /// Forgets every page that nothing uses, in these tiers.
+    pub fn flush(&mut self, deadline: Time, tiers: Vec<TierId>, reply: Sender<MaintenanceReport>) {
+        self.begin(deadline, tiers, false, reply);
+    }
+
+    /// Empties these tiers downward.
+    pub fn demote(&mut self, deadline: Time, tiers: Vec<TierId>, reply: Sender<MaintenanceReport>) {
+        self.begin(deadline, tiers, true, reply);
+    }
+
+    fn begin(
+        &mut self,
+        deadline: Time,
+        mut tiers: Vec<TierId>,
+        keep: bool,
+        reply: Sender<MaintenanceReport>,
+    ) {
+        tiers.sort_unstable();
+        tiers.dedup();
+        if !keep {
+            // From the bottom up, so that nothing is dropped as a page without its prefix.
+            tiers.reverse();
+        }
+        let report = MaintenanceReport::default();
+        self.maintenance.push_back(Maintenance { tiers, keep, pushed: false, deadline, report, reply });
+    }
+
+    /// Takes the oldest job as far as it goes now.
+    pub(crate) fn maintain(&mut self, now: Time) -> Result<(), CoreError> {
+        while let Some(mut work) = self.maintenance.pop_front() {
+            if !self.advance(now, &mut work)? {
+                self.maintenance.push_front(work);
+                return Ok(());
+            }
+            // Whoever asked may have given up waiting; the work is done all the same.
+            let _gone = work.reply.try_send(work.report);
+        }
+        Ok(())
+    }
+
+    fn advance(&mut self, now: Time, work: &mut Maintenance) -> Result<bool, CoreError> {
+        while let Some(tier) = work.tiers.first().copied() {
+            let below = match tier {
+                TierId::DEVICE => Some(TransferKind::Backup),
+                TierId::HOST => Some(TransferKind::Spill),
+                _ => None,
+            };
+            let late = now >= work.deadline;
+            if let (true, Some(kind)) = (work.keep, below) {
+                if !work.pushed && !late {
+                    work.report.moved[tier.index()] += self.control.push_down(tier)?;
+                    work.pushed = true;
+                }
+                if self.control.transfers_of(kind) > 0 && !late {
+                    return Ok(false);
+                }
+            }
+            if late && work.keep {
+                work.report.timed_out = true;
+                return Ok(true);
+            }
+            work.report.emptied[tier.index()] = self.control.empty(tier)?;
+            work.pushed = false;
+            work.tiers.remove(0);
+        }
+        // Records on disk are gone only when their headers are.
+        let erasing = self.control.transfers_of(TransferKind::Erase) > 0;
+        work.report.timed_out = erasing && now >= work.deadline;
+        Ok(!erasing || work.report.timed_out)
+    }
+}

@@ -1,0 +1,218 @@
+//! Plans: the policy's decision becomes rows with tokens, positions and page tables. Up to `outstanding_plans`
+//! are formed ahead; a row may need the token that the plan before it samples.
+
+use crate::core::Core;
+use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
+use crate::request::{Ending, Phase};
+use crate::CoreError;
+use strata_sched::{Admission, Chunk, Decision, Prefilling, View};
+use strata_types::{PlanId, RequestId, TicketState, TierId, Time};
+
+impl Core {
+    /// Forms plans until enough are outstanding or nothing can be done.
+    pub(crate) fn form_plans(&mut self, now: Time) -> Result<(), CoreError> {
+        while self.plans.len() < self.outstanding_plans {
+            if self.short_of_pages {
+                if !self.plans.is_empty() {
+                    return Ok(());
+                }
+                self.short_of_pages = false;
+                self.make_room()?;
+            }
+            let rows = match self.decide(now)? {
+                Decision::Idle => return Ok(()),
+                Decision::Prefill { chunks, admissions } => {
+                    let rows = self.prefill_rows(&chunks, &admissions)?;
+                    if rows.is_empty() {
+                        // No admission could be carried out: running requests go on meanwhile.
+                        (PlanKind::Decode, self.decode_rows(&self.decodable())?)
+                    } else {
+                        (PlanKind::Prefill, rows)
+                    }
+                }
+                Decision::Decode(ids) => (PlanKind::Decode, self.decode_rows(&ids)?),
+            };
+            if rows.1.is_empty() {
+                if self.short_of_pages && self.plans.is_empty() {
+                    continue;
+                }
+                return Ok(());
+            }
+            self.hand_out(rows.0, rows.1);
+        }
+        Ok(())
+    }
+
+    fn decide(&mut self, now: Time) -> Result<Decision, CoreError> {
+        let waiting = self.waiting()?;
+        let prefilling: Vec<Prefilling> = self
+            .running
+            .iter()
+            .filter_map(|id| self.requests.get(id))
+            .filter(|request| request.prefilling())
+            .map(|request| Prefilling { id: request.id, remaining: request.prefill_left() as u32 })
+            .collect();
+        let decodable = self.decodable();
+        let view = View {
+            now,
+            waiting: &waiting,
+            prefilling: &prefilling,
+            decodable: &decodable,
+            running: self.running.len() as u32,
+            available_pages: self.control.available(TierId::DEVICE),
+            limits: self.limits,
+        };
+        Ok(self.policy.decide(&view))
+    }
+
+    fn decodable(&self) -> Vec<RequestId> {
+        let running = self.running.iter().filter_map(|id| self.requests.get(id));
+        running.filter(|request| request.decodable()).map(|request| request.id).collect()
+    }
+
+    fn prefill_rows(
+        &mut self,
+        chunks: &[Chunk],
+        admissions: &[Admission],
+    ) -> Result<Vec<PlanRow>, CoreError> {
+        let mut rows = Vec::new();
+        let mut budget = self.limits.batch_tokens as usize;
+        for chunk in chunks {
+            rows.extend(self.chunk_row(chunk.id, budget.min(chunk.tokens as usize)));
+            budget -= rows.last().map_or(0, |row: &PlanRow| row.length).min(budget);
+        }
+        for admission in admissions {
+            if budget == 0 || !self.admit(admission.id)? {
+                break;
+            }
+            let row = self.chunk_row(admission.id, budget.min(admission.tokens as usize));
+            budget -= row.as_ref().map_or(0, |row| row.length);
+            rows.extend(row);
+        }
+        Ok(rows)
+    }
+
+    /// The next part of an admitted request's prompt. Its pages were reserved at admission.
+    fn chunk_row(&mut self, id: RequestId, budget: usize) -> Option<PlanRow> {
+        let page_size = self.page_size();
+        let request = self.requests.get_mut(&id)?;
+        let known = request.tokens.len();
+        let running = request.running_mut()?;
+        let start = running.planned;
+        let length = (known - start).min(budget);
+        if length == 0 {
+            return None;
+        }
+        let end = start + length;
+        running.planned = end;
+        running.outstanding += 1;
+        let sample = end == known;
+        running.samples_due += usize::from(sample);
+        let pages = running.pages[..end.div_ceil(page_size)].to_vec();
+        let admitted = running.sources.take();
+        let tokens = request.tokens[start..end].to_vec();
+        Some(PlanRow { request: id, start, tokens, length, pages, sample, admitted })
+    }
+
+    fn decode_rows(&mut self, ids: &[RequestId]) -> Result<Vec<PlanRow>, CoreError> {
+        let mut rows = Vec::new();
+        for id in ids {
+            match self.decode_row(*id)? {
+                Some(row) => rows.push(row),
+                None => self.short_of_pages = true,
+            }
+        }
+        Ok(rows)
+    }
+
+    /// One more token of a request. None if it needs a page and there is none.
+    fn decode_row(&mut self, id: RequestId) -> Result<Option<PlanRow>, CoreError> {
+        let page_size = self.page_size();
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(None) };
+        let known = request.tokens.len();
+        let Some(running) = request.running_mut() else { return Ok(None) };
+        let start = running.planned;
+        if start >= running.pages.len() * page_size && !self.control.reserve_device(1, &mut running.pages)? {
+            return Ok(None);
+        }
+        running.planned += 1;
+        running.outstanding += 1;
+        running.samples_due += 1;
+        let pages = running.pages[..(start + 1).div_ceil(page_size)].to_vec();
+        let admitted = running.sources.take();
+        let tokens = request.tokens.get(start..known).map(<[_]>::to_vec).unwrap_or_default();
+        Ok(Some(PlanRow { request: id, start, tokens, length: 1, pages, sample: true, admitted }))
+    }
+
+    fn hand_out(&mut self, kind: PlanKind, rows: Vec<PlanRow>) {
+        let mut tickets = Vec::new();
+        for row in &rows {
+            let running = self.requests.get(&row.request).and_then(|request| request.running());
+            tickets.extend(
+                running
+                    .into_iter()
+                    .flat_map(|running| running.tickets.iter().cloned())
+                    .filter(|ticket| ticket.state() != TicketState::Ready(ticket.layers())),
+            );
+        }
+        let plan = Plan { id: PlanId(self.next_plan), epoch: self.epoch, kind, rows, tickets };
+        self.next_plan += 1;
+        self.stats.plans += 1;
+        self.plans.push_back(plan.clone());
+        // Loads were decided before this plan and must be under way when the engine waits for them.
+        self.collect_control();
+        self.outbox.push_back(Action::Plan(plan));
+    }
+
+    /// A row of a plan has been computed up to `end`.
+    pub(crate) fn row_done(
+        &mut self,
+        id: RequestId,
+        end: usize,
+        sample: bool,
+        result: RowResult,
+    ) -> Result<(), CoreError> {
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
+        let finished_before = request.ending == Some(Ending::Finished);
+        let Some(running) = request.running_mut() else { return Ok(()) };
+        running.outstanding -= 1;
+        running.samples_due -= usize::from(sample);
+        if finished_before {
+            // Planned before the end was known: whatever it sampled is past the end.
+            return Ok(());
+        }
+        running.computed = running.computed.max(end);
+        if sample && request.ending.is_none() {
+            let Some(token) = result.token else {
+                return Err(CoreError::Protocol(format!("no token came back for request {id}")));
+            };
+            request.tokens.push(token);
+            self.stats.generated_tokens += 1;
+            if result.finished || request.tokens.len() - request.prompt >= request.max_new_tokens {
+                request.ending = Some(Ending::Finished);
+            }
+        }
+        self.publish(id)
+    }
+
+    /// Makes the whole pages that were computed since the last time match.
+    fn publish(&mut self, id: RequestId) -> Result<(), CoreError> {
+        let page_size = self.page_size();
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
+        let Some(running) = request.running() else { return Ok(()) };
+        // An aborted request's last samples were not taken in: its KV may reach past the tokens known here.
+        let known = running.computed.min(request.tokens.len());
+        let (from, whole) = (running.published, (known / page_size) as u32);
+        if whole <= from {
+            return Ok(());
+        }
+        let namespace = request.namespace;
+        let tokens = &request.tokens[..whole as usize * page_size];
+        let Phase::Running(running) = &mut request.phase else { return Ok(()) };
+        let slots = &running.pages[from as usize..whole as usize];
+        let duplicates = self.control.publish(&mut running.pin, &namespace, tokens, from, slots)?;
+        running.published = whole;
+        running.duplicates.extend(duplicates);
+        Ok(())
+    }
+}

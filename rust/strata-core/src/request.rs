@@ -1,0 +1,165 @@
+//! A request from arrival to release.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+use strata_radix::Pin;
+use strata_types::{LoadTicket, Namespace, PageId, RequestId, Time, Token, TransferId};
+
+/// A request as it arrives.
+#[derive(Clone, Debug)]
+pub struct NewRequest {
+    /// Its number, never used before.
+    pub id: RequestId,
+    /// Whose pages it may match.
+    pub namespace: Namespace,
+    /// The prompt, at least one token.
+    pub prompt: Vec<Token>,
+    /// Tokens to generate at most, at least one.
+    pub max_new_tokens: usize,
+    /// Higher goes first.
+    pub priority: i32,
+}
+
+/// Where a prompt's tokens came from. The four sum to the prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Found on the device.
+    pub device: usize,
+    /// Loaded from host memory.
+    pub host: usize,
+    /// Read from disk and loaded.
+    pub disk: usize,
+    /// Computed.
+    pub computed: usize,
+}
+
+/// A prefetch that holds a request back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub waits: HashSet<TransferId>,
+    pub deadline: Time,
+}
+
+/// What a running request holds.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub pin: Pin,
+    /// The page table.
+    pub pages: Vec<PageId>,
+    /// Pages of the table that the tree knows as this sequence, from the first.
+    pub published: u32,
+    /// Pages of the table below `published` that are this request's own: the tree holds other copies.
+    pub duplicates: Vec<PageId>,
+    pub loads: Vec<TransferId>,
+    pub tickets: Vec<Arc<LoadTicket>>,
+    /// Positions whose KV some plan writes, or that were hit.
+    pub planned: usize,
+    /// Positions whose KV is there.
+    pub computed: usize,
+    /// Samples that outstanding plans will bring.
+    pub samples_due: usize,
+    /// Outstanding plans with a row of this request.
+    pub outstanding: usize,
+    /// Told once, with the first row.
+    pub sources: Option<Sources>,
+}
+
+/// Why a request leaves the running set once no plan holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Finished,
+    Aborted,
+    /// Back to the front of the queue: a load failed, or a step did.
+    Requeue,
+}
+
+#[derive(Debug)]
+pub(crate) enum Phase {
+    Waiting,
+    Running(Box<Running>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub id: RequestId,
+    pub namespace: Namespace,
+    pub priority: i32,
+    pub arrived: Time,
+    /// The prompt, then what was generated.
+    pub tokens: Vec<Token>,
+    pub prompt: usize,
+    pub max_new_tokens: usize,
+    pub phase: Phase,
+    pub held: Option<Held>,
+    /// Keeps prefetched pages in host memory until the request is admitted.
+    pub host_pin: Option<Pin>,
+    /// Pages that were on disk alone when it arrived.
+    pub from_disk: Range<u32>,
+    pub ending: Option<Ending>,
+    /// A load failed under it: the next admission computes instead.
+    pub loads_failed: bool,
+    /// Steps that went wrong with it on board.
+    pub step_failures: u32,
+    pub sources_told: bool,
+}
+
+impl Request {
+    pub fn new(new: NewRequest, now: Time) -> Request {
+        Request {
+            id: new.id,
+            namespace: new.namespace,
+            priority: new.priority,
+            arrived: now,
+            prompt: new.prompt.len(),
+            tokens: new.prompt,
+            max_new_tokens: new.max_new_tokens,
+            phase: Phase::Waiting,
+            held: None,
+            host_pin: None,
+            from_disk: 0..0,
+            ending: None,
+            loads_failed: false,
+            step_failures: 0,
+            sources_told: false,
+        }
+    }
+
+    pub fn running(&self) -> Option<&Running> {
+        match &self.phase {
+            Phase::Running(running) => Some(running),
+            Phase::Waiting => None,
+        }
+    }
+
+    pub fn running_mut(&mut self) -> Option<&mut Running> {
+        match &mut self.phase {
+            Phase::Running(running) => Some(running),
+            Phase::Waiting => None,
+        }
+    }
+
+    /// Tokens known or due from outstanding plans.
+    pub fn expected(&self) -> usize {
+        self.tokens.len() + self.running().map_or(0, |running| running.samples_due)
+    }
+
+    /// Prompt tokens that no plan computes yet; generated tokens count after a preemption.
+    pub fn prefill_left(&self) -> usize {
+        self.running().map_or(0, |running| self.tokens.len().saturating_sub(running.planned))
+    }
+
+    /// Whether one more token can be planned, in place of `prefill_left`'s chunks.
+    pub fn decodable(&self) -> bool {
+        let Some(running) = self.running() else { return false };
+        self.ending.is_none()
+            && running.planned + 1 == self.expected()
+            && running.planned >= self.prompt
+            && self.expected() - self.prompt < self.max_new_tokens
+    }
+
+    /// Whether prompt is left to plan.
+    pub fn prefilling(&self) -> bool {
+        self.ending.is_none() && self.running().is_some() && self.prefill_left() > 0 && !self.decodable()
+    }
+}

@@ -1,0 +1,40 @@
+//! What Core counts, for `/metrics` and `/cache`.
+
+use strata_control::{ControlStats, TierStats};
+
+/// Counters and gauges at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct CoreStats {
+    /// Requests in the queue.
+    pub waiting: usize,
+    /// Of those, held back by a prefetch.
+    pub held: usize,
+    /// Requests that hold device pages.
+    pub running: usize,
+    /// Requests that were admitted, again after a preemption included.
+    pub admissions: u64,
+    /// Requests that ended on their own.
+    pub finished: u64,
+    /// Requests that were aborted.
+    pub aborted: u64,
+    /// Requests that were refused.
+    pub refused: u64,
+    /// Running requests that gave up their pages for older ones.
+    pub preemptions: u64,
+    /// Plans formed.
+    pub plans: u64,
+    /// Plans that failed or were thrown away with one that did.
+    pub plans_discarded: u64,
+    /// Prefetches that were cut by their deadline.
+    pub prefetch_timeouts: u64,
+    /// Prompt tokens by source: device, host, disk, computed.
+    pub prompt_tokens: [u64; 4],
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// The controller's counters.
+    pub control: ControlStats,
+    /// Gauges by tier.
+    pub tiers: [TierStats; 3],
+    /// Transfers in flight.
+    pub transfers_in_flight: usize,
+}

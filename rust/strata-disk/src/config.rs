@@ -1,0 +1,97 @@
+//! What a store is told when it opens. Every field has a value that works; `validate` names what does not.
+
+use crate::DiskError;
+use std::path::PathBuf;
+use std::time::Duration;
+use strata_types::{Fingerprint, GroupId, ShardId};
+
+/// The most that a power loss may cost: no sync interval may be longer.
+pub const MAX_SYNC_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Whether payloads pass the page cache by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectIo {
+    /// O_DIRECT where the file system takes it and pages are whole blocks; the page cache otherwise.
+    Auto,
+    /// The page cache.
+    Off,
+}
+
+/// Where the store lives and what its records look like.
+#[derive(Clone, Debug)]
+pub struct DiskConfig {
+    /// The root folder; created if it is missing.
+    pub root: PathBuf,
+    /// The most that the root may occupy, as `du` counts it, over all fingerprints.
+    pub cap_bytes: u64,
+    /// What this store's pages share.
+    pub fingerprint: Fingerprint,
+    /// The group whose pages it holds.
+    pub group: GroupId,
+    /// The shard that it reports for.
+    pub shard: ShardId,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// I/O threads, and so payload I/Os in flight.
+    pub threads: usize,
+    /// Whether payloads pass the page cache by.
+    pub direct: DirectIo,
+    /// How often written records are made safe against power loss.
+    pub sync_interval: Duration,
+    /// Transfers that may be outstanding; more are handed back as `Full`.
+    pub queue_depth: usize,
+    /// An I/O that takes longer makes the store stalled.
+    pub io_deadline: Duration,
+    /// I/O failures in a row that take the store out of service.
+    pub max_failures: u32,
+    /// How long `close` waits for the kernel.
+    pub close_deadline: Duration,
+}
+
+impl DiskConfig {
+    /// A configuration with the defaults for everything that has one.
+    pub fn new(
+        root: impl Into<PathBuf>,
+        cap_bytes: u64,
+        fingerprint: Fingerprint,
+        page_size: u32,
+        page_bytes: u32,
+    ) -> DiskConfig {
+        DiskConfig {
+            root: root.into(),
+            cap_bytes,
+            fingerprint,
+            group: GroupId(0),
+            shard: ShardId(0),
+            page_size,
+            page_bytes,
+            threads: 4,
+            direct: DirectIo::Auto,
+            sync_interval: Duration::from_secs(2),
+            queue_depth: 256,
+            io_deadline: Duration::from_secs(5),
+            max_failures: 5,
+            close_deadline: Duration::from_secs(10),
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), DiskError> {
+        let positive = [
+            ("page_size", u64::from(self.page_size)),
+            ("page_bytes", u64::from(self.page_bytes)),
+            ("threads", self.threads as u64),
+            ("queue_depth", self.queue_depth as u64),
+            ("max_failures", u64::from(self.max_failures)),
+        ];
+        if let Some((field, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(DiskError::Config { field, value: "0".into(), remedy: "use at least 1" });
+        }
+        if self.sync_interval > MAX_SYNC_INTERVAL {
+            let value = format!("{:?}", self.sync_interval);
+            return Err(DiskError::Config { field: "sync_interval", value, remedy: "use at most 5 s" });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,38 @@
+//! The disk tier. `DiskStore` is a Mover: it spills host pages into records, prefetches records into host pages
+//! and erases records, under one root that is capped, locked and private. A record matches after a restart only if
+//! its header, its key chain and its payload's checksum all agree; anything else is a miss.
+//!
+//! The road of a transfer: `store` admits it, `transfer` cuts it into runs of adjacent records, `chain` turns each
+//! run into a chain of I/Os, an `IoEngine` executes them, `store` reports. `format` says what lies on the disk.
+
+mod chain;
+mod config;
+mod engine;
+mod error;
+mod format;
+mod geometry;
+mod health;
+mod memory;
+mod recovery;
+mod registry;
+mod root;
+mod segments;
+mod store;
+mod ticker;
+mod transfer;
+mod usage;
+
+pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
+pub use engine::{
+    Buffer, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, RecordingEngine, Replay,
+    SegmentFile, Then, ThreadPoolEngine,
+};
+pub use error::DiskError;
+pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};
+pub use geometry::{Geometry, BLOCK};
+pub use health::{DiskStats, Health};
+pub use memory::PageMemory;
+pub use recovery::{Recovered, RecoveredRecord};
+pub use root::{LOCK_FILE, MARKER_FILE};
+pub use store::DiskStore;
+pub use usage::disk_usage;

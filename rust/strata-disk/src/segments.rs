@@ -1,0 +1,252 @@
+//! The segment files of one fingerprint: created one by one, never past the root's cap; whatever is deleted under us
+//! becomes a miss and then a new, blank segment. Also what the store remembers of each header.
+
+use crate::engine::{IoEngine, SegmentFile};
+use crate::format::Superblock;
+use crate::geometry::{Geometry, BLOCK};
+use crate::usage::{segment_name, survey};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// What a header says, as far as a reader has to compare it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Namespace, parent, key and tokens, in one digest.
+    pub identity: [u8; 32],
+    /// xxh3-128 of the payload, little-endian.
+    pub checksum: [u8; 16],
+}
+
+/// What the store knows of the header of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// It is zero on disk.
+    #[default]
+    Blank,
+    /// Something is there that no longer counts: to be cleared before the payload is touched.
+    Stale,
+    /// It describes a whole page.
+    Whole(Entry),
+}
+
+/// A segment that exists.
+struct Segment {
+    file: Arc<SegmentFile>,
+    slots: Mutex<Vec<Slot>>,
+    /// Written to since the last sync.
+    dirty: AtomicBool,
+}
+
+/// All segments of a store.
+pub(crate) struct Segments {
+    pub geometry: Geometry,
+    superblock: Superblock,
+    root: PathBuf,
+    folder: PathBuf,
+    cap_bytes: u64,
+    segments: RwLock<Vec<Option<Arc<Segment>>>>,
+    /// Held by the worker that allocates a segment; others that need one wait for it. Core's threads never take it.
+    creation: Mutex<()>,
+    /// A file came or went since the last sync.
+    folder_dirty: AtomicBool,
+}
+
+impl Segments {
+    pub fn new(superblock: Superblock, root: PathBuf, folder: PathBuf, cap_bytes: u64, count: usize) -> Segments {
+        let mut segments = Vec::new();
+        segments.resize_with(count, || None);
+        Segments {
+            geometry: superblock.geometry,
+            superblock,
+            root,
+            folder,
+            cap_bytes,
+            segments: RwLock::new(segments),
+            creation: Mutex::new(()),
+            folder_dirty: AtomicBool::new(true),
+        }
+    }
+
+    /// Takes over a segment that recovery has opened and scanned.
+    pub fn adopt(&self, number: usize, file: Arc<SegmentFile>, slots: Vec<Slot>) {
+        let segment = Segment { file, slots: Mutex::new(slots), dirty: AtomicBool::new(true) };
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = segments.get_mut(number) {
+            *place = Some(Arc::new(segment));
+        }
+    }
+
+    fn get(&self, number: usize) -> Option<Arc<Segment>> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.get(number).cloned().flatten()
+    }
+
+    pub fn file(&self, number: usize) -> Option<Arc<SegmentFile>> {
+        self.get(number).map(|segment| Arc::clone(&segment.file))
+    }
+
+    pub fn path(&self, number: usize) -> PathBuf {
+        self.folder.join(segment_name(number))
+    }
+
+    /// Segments that exist.
+    pub fn count(&self) -> usize {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.iter().flatten().count()
+    }
+
+    /// Records that the cap holds.
+    pub fn capacity(&self) -> u32 {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.len() as u32 * self.geometry.records_per_segment
+    }
+
+    /// Copies what is known of `count` records from `index` on; blank where there is no segment.
+    pub fn slots(&self, number: usize, index: u32, count: usize) -> Vec<Slot> {
+        let Some(segment) = self.get(number) else { return vec![Slot::Blank; count] };
+        let slots = slots_of(&segment);
+        slots[index as usize..index as usize + count].to_vec()
+    }
+
+    /// Notes what is on disk now.
+    pub fn set_slots(&self, number: usize, index: u32, values: impl IntoIterator<Item = Slot>) {
+        if let Some(segment) = self.get(number) {
+            let mut slots = slots_of(&segment);
+            for (slot, value) in slots[index as usize..].iter_mut().zip(values) {
+                *slot = value;
+            }
+            segment.dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// The segment, created if it does not exist. Blocks; for engine threads.
+    pub fn create(&self, number: usize, engine: &dyn IoEngine) -> io::Result<Arc<SegmentFile>> {
+        if let Some(file) = self.file(number) {
+            return Ok(file);
+        }
+        let _creating = self.creation.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = self.file(number) {
+            return Ok(file);
+        }
+        fs::create_dir_all(&self.folder)?;
+        self.make_room(engine)?;
+        let path = self.path(number);
+        match engine.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let file = engine.create(&path, self.geometry.segment_bytes(), &self.superblock.encode())?;
+        let total = survey(&self.root, &self.folder)?.total;
+        if total > self.cap_bytes {
+            engine.remove(&path)?;
+            return Err(self.past_cap(total));
+        }
+        let file = Arc::new(file);
+        let slots = vec![Slot::Blank; self.geometry.records_per_segment as usize];
+        self.adopt(number, Arc::clone(&file), slots);
+        self.folder_dirty.store(true, Ordering::Release);
+        Ok(file)
+    }
+
+    /// Deletes stale segments, oldest first, until one more segment fits under the cap.
+    fn make_room(&self, engine: &dyn IoEngine) -> io::Result<()> {
+        // What segments that exist may still grow by: extent blocks are allocated as records are written.
+        let existing = self.count() as u64;
+        let growth = (self.geometry.segment_cost() - self.geometry.segment_bytes()) * existing;
+        let wanted = self.geometry.segment_cost() + growth;
+        self.evict_stale(engine, wanted)
+    }
+
+    /// Deletes stale segments, oldest first, until `wanted` more bytes fit under the cap.
+    pub fn evict_stale(&self, engine: &dyn IoEngine, wanted: u64) -> io::Result<()> {
+        let usage = survey(&self.root, &self.folder)?;
+        let mut total = usage.total;
+        for segment in &usage.stale {
+            if total + wanted <= self.cap_bytes {
+                return Ok(());
+            }
+            engine.remove(&segment.path)?;
+            total -= segment.bytes;
+            if let Some(folder) = segment.path.parent() {
+                // Fails while anything is left in it, as it should.
+                if fs::remove_dir(folder).is_ok() {
+                    total = total.saturating_sub(BLOCK);
+                }
+            }
+        }
+        // The last segment of a full cap may be due growth that was counted twice: only what exists must fit now.
+        if total + self.geometry.segment_bytes().min(wanted) > self.cap_bytes {
+            return Err(self.past_cap(total + wanted));
+        }
+        Ok(())
+    }
+
+    fn past_cap(&self, total: u64) -> io::Error {
+        let message = format!(
+            "the root would occupy {total} bytes of a cap of {} (--disk-capacity); files of others in it count too",
+            self.cap_bytes
+        );
+        io::Error::new(io::ErrorKind::StorageFull, message)
+    }
+
+    /// Forgets segments whose file was deleted under us. Returns how many.
+    pub fn forget_deleted(&self) -> usize {
+        let mut forgotten = 0;
+        for segment in self.existing() {
+            if segment.file.cached.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
+                continue;
+            }
+            let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+            let place =
+                segments.iter_mut().find(|place| place.as_ref().is_some_and(|held| Arc::ptr_eq(held, &segment)));
+            if let Some(place) = place {
+                *place = None;
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
+    fn existing(&self) -> Vec<Arc<Segment>> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.iter().flatten().cloned().collect()
+    }
+
+    /// Makes everything written before the call safe against power loss; returns how many segments were synced and
+    /// the first error. Blocks.
+    pub fn sync(&self, engine: &dyn IoEngine) -> (u64, Option<(PathBuf, io::Error)>) {
+        let (mut synced, mut failure) = (0, None);
+        for segment in self.existing() {
+            if segment.dirty.swap(false, Ordering::AcqRel) {
+                match engine.sync(&segment.file) {
+                    Ok(()) => synced += 1,
+                    Err(error) => {
+                        segment.dirty.store(true, Ordering::Release);
+                        failure.get_or_insert((segment.file.path.clone(), error));
+                    }
+                }
+            }
+        }
+        if self.folder_dirty.swap(false, Ordering::AcqRel) {
+            let done = File::open(&self.folder).and_then(|folder| folder.sync_all());
+            if let Err(error) = done.and_then(|()| File::open(&self.root)?.sync_all()) {
+                self.folder_dirty.store(true, Ordering::Release);
+                failure.get_or_insert((self.folder.clone(), error));
+            }
+        }
+        (synced, failure)
+    }
+
+    /// What the whole root occupies.
+    pub fn disk_usage(&self) -> io::Result<u64> {
+        crate::usage::disk_usage(&self.root)
+    }
+}
+
+fn slots_of(segment: &Segment) -> MutexGuard<'_, Vec<Slot>> {
+    segment.slots.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,367 @@
+//! The disk store: opens a root, admits transfers, reports them, closes. `submit` and `cancel` never wait for the
+//! disk; whatever the disk does, each admitted transfer completes exactly once, when the kernel has let go of its
+//! memory.
+
+use crate::chain::Job;
+use crate::config::DiskConfig;
+use crate::engine::{IoEngine, ThreadPoolEngine};
+use crate::error::at;
+use crate::geometry::Geometry;
+use crate::health::{DiskStats, Health, Monitor};
+use crate::memory::PageMemory;
+use crate::recovery::{scan, Recovered};
+use crate::registry::{Admission, Registry};
+use crate::root::Root;
+use crate::segments::Segments;
+use crate::ticker::Ticker;
+use crate::transfer::{disk_end, Transfer};
+use crate::usage::survey;
+use crate::DiskError;
+use crossbeam_channel::{SendTimeoutError, TrySendError};
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use strata_tier::{CompletionSender, Mover, SubmitError};
+use strata_types::{TransferCompletion, TransferDescriptor, TransferError, TransferId, TransferKind};
+
+/// The disk tier of one fingerprint: a Mover for spill, prefetch and erase.
+pub struct DiskStore {
+    shared: Arc<Shared>,
+    ticker: Ticker,
+}
+
+/// What the engine's threads, the ticker and the callers share.
+pub(crate) struct Shared {
+    pub config: DiskConfig,
+    pub memory: Arc<dyn PageMemory>,
+    pub engine: Arc<dyn IoEngine>,
+    pub segments: Segments,
+    pub monitor: Monitor,
+    /// The next header's.
+    pub sequence: AtomicU64,
+    registry: Registry,
+    completions: CompletionSender,
+    closing: AtomicBool,
+    /// Owned until closed; longer if the kernel holds on to an I/O, which may still change the disk.
+    root: Mutex<Option<Root>>,
+}
+
+impl DiskStore {
+    /// Opens a root with the engine that suits the machine.
+    pub fn open(
+        config: DiskConfig,
+        memory: Arc<dyn PageMemory>,
+        completions: CompletionSender,
+    ) -> Result<(DiskStore, Recovered), DiskError> {
+        let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
+        DiskStore::open_with(config, memory, completions, |probe| {
+            Ok(Arc::new(ThreadPoolEngine::new(threads, direct, page_bytes, probe)?))
+        })
+    }
+
+    /// Opens a root with another engine. `engine` is given a file of the root's file system to probe.
+    pub fn open_with(
+        config: DiskConfig,
+        memory: Arc<dyn PageMemory>,
+        completions: CompletionSender,
+        engine: impl FnOnce(&Path) -> io::Result<Arc<dyn IoEngine>>,
+    ) -> Result<(DiskStore, Recovered), DiskError> {
+        config.validate()?;
+        if memory.page_bytes() != config.page_bytes as usize {
+            let memory_bytes = memory.page_bytes();
+            return Err(DiskError::PageBytes { memory_bytes, page_bytes: config.page_bytes });
+        }
+        let root = Root::claim(&config.root)?;
+        let foreign = survey(&config.root, Path::new("")).map_err(at("survey", &config.root))?.foreign;
+        let least = Geometry::least_cap(config.page_size, config.page_bytes) + foreign;
+        if config.cap_bytes < least {
+            return Err(DiskError::CapTooSmall {
+                root: config.root,
+                cap_bytes: config.cap_bytes,
+                foreign_bytes: foreign,
+                page_bytes: config.page_bytes,
+                needed_bytes: least,
+            });
+        }
+        let folder = root.folder(&config.fingerprint)?;
+        let engine = engine(&root.marker()).map_err(at("start the I/O threads of", &config.root))?;
+        let available = config.cap_bytes - foreign;
+        let Some(scan) = scan(&config, &folder, available, engine.as_ref())? else {
+            let value = available.to_string();
+            return Err(DiskError::Config { field: "cap_bytes", value, remedy: "raise --disk-capacity" });
+        };
+        let count = scan.superblock.geometry.segments_within(available) as usize;
+        let segments = Segments::new(scan.superblock, config.root.clone(), folder, config.cap_bytes, count);
+        for found in scan.segments {
+            segments.adopt(found.number, found.file, found.slots);
+        }
+        segments.evict_stale(engine.as_ref(), 0).map_err(at("keep under its cap", &config.root))?;
+        let shared = Arc::new(Shared {
+            monitor: Monitor::new(config.io_deadline, config.max_failures),
+            config,
+            memory,
+            engine,
+            segments,
+            sequence: AtomicU64::new(scan.next_sequence),
+            registry: Registry::default(),
+            completions,
+            closing: AtomicBool::new(false),
+            root: Mutex::new(Some(root)),
+        });
+        shared.look();
+        let ticker = Ticker::start(&shared)?;
+        Ok((DiskStore { shared, ticker }, scan.recovered))
+    }
+
+    /// Records that fit under the cap if no other fingerprint needed room: pages are `0..capacity`.
+    pub fn capacity(&self) -> u32 {
+        self.shared.segments.capacity()
+    }
+
+    /// How records are laid out.
+    pub fn geometry(&self) -> Geometry {
+        self.shared.segments.geometry
+    }
+
+    /// The engine, for logs: `threads x4, O_DIRECT`.
+    pub fn describe(&self) -> String {
+        self.shared.engine.describe()
+    }
+
+    /// Whether transfers are executed.
+    pub fn health(&self) -> Health {
+        if self.shared.closing.load(Ordering::Acquire) {
+            return Health::Closed;
+        }
+        self.shared.monitor.health()
+    }
+
+    /// Counters since the store was opened.
+    pub fn stats(&self) -> DiskStats {
+        DiskStats {
+            segments: self.shared.segments.count() as u64,
+            outstanding: self.shared.registry.outstanding() as u64,
+            ..self.shared.monitor.counters.snapshot()
+        }
+    }
+
+    /// Takes a store that is out of service back into service.
+    pub fn retry(&self) {
+        self.shared.monitor.retry();
+    }
+
+    /// Makes everything that has completed safe against power loss. Blocks, at most for the close deadline.
+    pub fn sync(&self) -> Result<(), DiskError> {
+        self.ticker.sync(self.shared.config.close_deadline)
+    }
+
+    /// Cancels what is outstanding, waits for it, syncs, ends the threads and unlocks the root; each step is bounded
+    /// by the close deadline. Calling it again does nothing.
+    pub fn close(&self) -> Result<(), DiskError> {
+        let shared = &self.shared;
+        let deadline = shared.config.close_deadline;
+        let late = |operation| DiskError::Deadline {
+            operation,
+            root: shared.config.root.clone(),
+            waited: deadline,
+        };
+        shared.closing.store(true, Ordering::Release);
+        shared.registry.close();
+        let emptied = shared.registry.wait_until_empty(deadline);
+        let synced = self.ticker.stop(deadline);
+        if !emptied {
+            return Err(late("the last I/O"));
+        }
+        if !shared.engine.stop(deadline) {
+            return Err(late("ending the I/O threads"));
+        }
+        synced?;
+        drop(shared.root.lock().unwrap_or_else(PoisonError::into_inner).take());
+        Ok(())
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        // Nobody is left to tell. What was not synced is a miss after a power loss, as it would be without `close`.
+        let _unheard = self.close();
+    }
+}
+
+impl Mover for DiskStore {
+    fn submit(&self, transfer: TransferDescriptor) -> Result<(), SubmitError> {
+        let shared = &self.shared;
+        if let Some(error) = shared.refusal(&transfer) {
+            return shared.refuse(transfer, error);
+        }
+        match shared.registry.admit(Transfer::new(transfer), shared.config.queue_depth) {
+            Admission::Start(number, transfer) => {
+                Job { shared: Arc::clone(shared), transfer, number }.start();
+                Ok(())
+            }
+            Admission::Waits => Ok(()),
+            Admission::Full(transfer) => Err(SubmitError::Full(Box::new(transfer.into_descriptor()))),
+            Admission::Closed(transfer) => Err(SubmitError::Closed(Box::new(transfer.into_descriptor()))),
+        }
+    }
+
+    fn cancel(&self, id: TransferId) {
+        self.shared.registry.cancel(id);
+    }
+}
+
+impl Shared {
+    /// Why a transfer cannot even be begun.
+    fn refusal(&self, transfer: &TransferDescriptor) -> Option<TransferError> {
+        if self.closing.load(Ordering::Acquire) {
+            return None;
+        }
+        if let Some(reason) = self.monitor.unavailable() {
+            return Some(TransferError::Unavailable { tier: "disk", reason });
+        }
+        let reason = self.malformed(transfer)?;
+        let operation = format!("{} {}", transfer.kind.name(), transfer.id);
+        Some(TransferError::Io { operation, reason })
+    }
+
+    fn malformed(&self, transfer: &TransferDescriptor) -> Option<String> {
+        let kind = transfer.kind;
+        let records = match kind {
+            TransferKind::Spill | TransferKind::Prefetch => transfer.pages.len(),
+            TransferKind::Erase => 0,
+            TransferKind::Load | TransferKind::Backup => return Some("the disk store has no such edge".into()),
+        };
+        if transfer.group != self.config.group {
+            return Some(format!("it moves group {}, the store holds {}", transfer.group, self.config.group));
+        }
+        if transfer.records.len() < records {
+            return Some(format!("{records} pages have {} records", transfer.records.len()));
+        }
+        let page_size = self.config.page_size as usize;
+        if let Some(record) = transfer.records.iter().find(|record| record.tokens.len() != page_size) {
+            return Some(format!("a record has {} tokens, a page {page_size}", record.tokens.len()));
+        }
+        let capacity = self.segments.capacity();
+        let mut seen = HashSet::with_capacity(transfer.pages.len());
+        for page in &transfer.pages {
+            let record = disk_end(kind, page);
+            if record.0 >= capacity {
+                return Some(format!("record {record} is beyond the {capacity} of the store"));
+            }
+            if !seen.insert(record) {
+                return Some(format!("record {record} is named twice"));
+            }
+        }
+        None
+    }
+
+    /// Reports a transfer that was not begun, on the submitter's thread, and so without waiting.
+    fn refuse(&self, transfer: TransferDescriptor, error: TransferError) -> Result<(), SubmitError> {
+        let completion = TransferCompletion {
+            id: transfer.id,
+            shard: self.config.shard,
+            pages_whole: 0,
+            error: Some(error),
+            bytes: 0,
+            busy_ns: 0,
+        };
+        self.completions.try_send(completion).map_err(|error| match error {
+            TrySendError::Full(_) => SubmitError::Full(Box::new(transfer)),
+            TrySendError::Disconnected(_) => SubmitError::Closed(Box::new(transfer)),
+        })
+    }
+
+    /// Why a running transfer should start no further run.
+    pub fn interruption(&self, transfer: &Transfer) -> Option<TransferError> {
+        if transfer.is_cancelled() || self.closing.load(Ordering::Acquire) {
+            return Some(TransferError::Cancelled);
+        }
+        self.monitor.unavailable().map(|reason| TransferError::Unavailable { tier: "disk", reason })
+    }
+
+    /// An I/O has answered: counts it and turns a short write into an error.
+    pub fn account(
+        &self,
+        what: &'static str,
+        flight: u64,
+        writes: bool,
+        wanted: usize,
+        result: io::Result<usize>,
+    ) -> io::Result<usize> {
+        let span = self.monitor.land(flight);
+        let counters = &self.monitor.counters;
+        let busy = if writes { &counters.write_ns } else { &counters.read_ns };
+        busy.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let result = match result {
+            Ok(bytes) if writes && bytes < wanted => {
+                let message = format!("only {bytes} of {wanted} bytes were written");
+                Err(io::Error::new(io::ErrorKind::WriteZero, message))
+            }
+            other => other,
+        };
+        match &result {
+            Ok(bytes) => {
+                self.monitor.succeeded();
+                if writes {
+                    counters.bytes_written.fetch_add(*bytes as u64, Ordering::Relaxed);
+                }
+            }
+            Err(error) => self.monitor.failed(what, error),
+        }
+        result
+    }
+
+    /// The last chain of a transfer has ended: starts those that waited for it, and reports.
+    pub fn finish(self: &Arc<Self>, number: u64, transfer: &Arc<Transfer>) {
+        let completion = transfer.completion(self.config.shard, u64::from(self.config.page_bytes));
+        for (number, transfer) in self.registry.settle(number) {
+            Job { shared: Arc::clone(self), transfer, number }.start();
+        }
+        self.report(completion);
+        self.registry.reported();
+    }
+
+    /// Hands a completion over; waits while Core is behind, unless the store closes.
+    fn report(&self, mut completion: TransferCompletion) {
+        let mut patience: Option<Instant> = None;
+        loop {
+            match self.completions.send_timeout(completion, Duration::from_millis(50)) {
+                Ok(()) => return,
+                Err(SendTimeoutError::Timeout(back)) => completion = back,
+                Err(SendTimeoutError::Disconnected(_)) => break,
+            }
+            if self.closing.load(Ordering::Acquire) {
+                let until = patience.get_or_insert_with(|| Instant::now() + self.config.close_deadline / 2);
+                if Instant::now() >= *until {
+                    break;
+                }
+            }
+        }
+        self.monitor.counters.lost_completions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Syncs what was written; the first error, if any.
+    pub fn sync_now(&self) -> Result<(), DiskError> {
+        let (synced, failure) = self.segments.sync(self.engine.as_ref());
+        self.monitor.counters.syncs.fetch_add(synced, Ordering::Relaxed);
+        match failure {
+            None => Ok(()),
+            Some((path, source)) => {
+                self.monitor.failed("sync", &source);
+                Err(DiskError::Io { operation: "sync", path, source })
+            }
+        }
+    }
+
+    /// Looks at what others did to the root.
+    pub fn look(&self) {
+        self.segments.forget_deleted();
+        match self.segments.disk_usage() {
+            Ok(bytes) => self.monitor.counters.disk_usage_bytes.store(bytes, Ordering::Relaxed),
+            Err(error) => self.monitor.failed("survey of the root", &error),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Eviction: which copies a place gives up. From the front of its order, each node from its last page: O(1) for a
+//! page, amortised. Never a pinned page, never a page with a descendant in the same place.
+
+use crate::arena::NodeId;
+use crate::error::RadixError;
+use crate::tree::HiRadixTree;
+use crate::values::Evicted;
+use foldhash::quality::RandomState;
+use hashbrown::HashSet;
+use strata_types::{GroupId, TierId};
+
+/// How many nodes that may not go (pinned in another tier, with last copies here) one eviction passes over.
+const MOST_PASSED_OVER: usize = 256;
+
+impl HiRadixTree {
+    /// Takes up to `pages` pages from a tier. Where that takes the last copy of a page, what other tiers hold of its
+    /// descendants goes too and comes back with the rest, so there may be more entries than `pages`, but never more
+    /// of this tier.
+    ///
+    /// # Errors
+    /// `UnknownPlace`.
+    pub fn evict(
+        &mut self,
+        group: GroupId,
+        tier: TierId,
+        pages: usize,
+    ) -> Result<Vec<Evicted>, RadixError> {
+        let place = self.place(group, tier)?;
+        Ok(self.evict_from(place, pages, MOST_PASSED_OVER))
+    }
+
+    /// Takes every page from a tier that no pin keeps. What else comes back is as for `evict`.
+    ///
+    /// # Errors
+    /// `UnknownPlace`.
+    pub fn clear(&mut self, group: GroupId, tier: TierId) -> Result<Vec<Evicted>, RadixError> {
+        let place = self.place(group, tier)?;
+        Ok(self.evict_from(place, usize::MAX, usize::MAX))
+    }
+
+    fn evict_from(&mut self, place: usize, pages: usize, most_passed_over: usize) -> Vec<Evicted> {
+        let mut out = Vec::new();
+        let mut left = pages;
+        let mut passed_over = 0;
+        let mut blocked: HashSet<NodeId, RandomState> = HashSet::default();
+        let mut next = self.places[place].order.first();
+        while let Some(id) = next {
+            if left == 0 || passed_over > most_passed_over {
+                break;
+            }
+            next = self.places[place].order.after(id);
+            let end = self.nodes[id].runs[place].end();
+            let from = if blocked.contains(&id) { end } else { self.evictable_from(id, place) };
+            let count = left.min((end - from) as usize);
+            left -= count;
+            let held = self.nodes[id].covered(self.group_of(place));
+            self.take(id, place, end - count as u32, end, &mut out);
+            self.restore_prefix(id, place, held, &mut out);
+            if left > 0 && !self.nodes[id].runs[place].is_empty() {
+                passed_over += 1;
+                self.block_ancestors(id, &mut blocked);
+            }
+        }
+        self.trim_ghosts();
+        out
+    }
+
+    /// The ancestors of a node that stays must stay too. Each is visited once in an eviction.
+    fn block_ancestors(&self, id: NodeId, blocked: &mut HashSet<NodeId, RandomState>) {
+        for ancestor in self.ascend(self.nodes[id].parent) {
+            if !blocked.insert(ancestor) {
+                return;
+            }
+        }
+    }
+
+    /// The first page of a node that may go, with all after it. On a path that is pinned in another tier, a page
+    /// whose copy here is the last one must stay.
+    fn evictable_from(&self, id: NodeId, place: usize) -> u32 {
+        let node = &self.nodes[id];
+        let run = &node.runs[place];
+        if !node.is_pinned() {
+            return run.start;
+        }
+        let others = || self.group_of(place).filter(|other| *other != place).map(|other| &node.runs[other]);
+        let mut from = run.end();
+        while let Some(lower) =
+            others().filter(|other| other.end() >= from && other.start < from).map(|other| other.start).min()
+        {
+            from = lower;
+        }
+        from.max(run.start)
+    }
+}

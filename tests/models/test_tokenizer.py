@@ -1,0 +1,144 @@
+"""Token ids, chat prompts and streamed text equal those of `transformers` on the same folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from transformers import AutoTokenizer
+
+from strata.errors import ModelError, RequestError
+from strata.models import LoadedModel, Tokenizer, load_config
+from strata.models.config import ModelConfig, parse_config
+
+TEXTS = [
+    "",
+    "Hello, world!",
+    "  two  spaces\tand tabs\n\n\nand lines   ",
+    "In 1984, 3.14159 and 2024-01-31: 1234567890",
+    "Don't we'll I'm THEY'RE",
+    "Zażółć gęślą jaźń – “quotes” … naïve café",
+    "日本語のテキストと漢字、한국어, العربية, עברית, ไทย",
+    "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪 😀😃",
+    "def f(x: int) -> int:\n    return x ** 2  # comment\n\tif x != 0: pass",
+    "<|im_start|>user\nhi<|im_end|>\n",
+    "\u0000\u0001 control \u200b zero width \ufffd replacement",
+    "½ ² ٣ Ⅷ １２３",
+]
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2+2? <b>&</b> 'quoted' \"too\""},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "Grüße 👋"},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(default_model: LoadedModel) -> Tokenizer:
+    return default_model.tokenizer
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_agree(tokenizer: Tokenizer, default_folder: Path, text: str) -> None:
+    theirs = AutoTokenizer.from_pretrained(default_folder)
+    ids = tokenizer.encode(text)
+    assert ids == theirs.encode(text)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
+    assert len(tokenizer.encode("1234567890")) == 10
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize("messages", [CHAT, CHAT[1:]])
+def test_chat_prompts_agree(
+    tokenizer: Tokenizer, default_folder: Path, messages: list[dict[str, str]], prompt: bool
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(default_folder)
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=prompt)
+    assert text == theirs.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False)
+
+
+def test_end_tokens(tokenizer: Tokenizer, default_model: LoadedModel) -> None:
+    end = tokenizer.encode("<|im_end|>")
+    assert len(end) == 1
+    assert tokenizer.eos_token_ids == frozenset(end)
+    assert default_model.config.vocab_size == tokenizer.vocab_size
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=60))
+def test_streamed_text_is_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text)
+    stream = tokenizer.detokenizer(skip_special_tokens=False)
+    pieces = [stream.push(token) for token in ids]
+    assert "".join(pieces) + stream.finish() == text
+    shown = ""
+    for piece in pieces:
+        shown += piece
+        assert text.startswith(shown)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ids=st.lists(st.integers(0, 49151) | st.integers(0, 300), max_size=40), skip=st.booleans())
+def test_any_ids_stream_to_their_decoding(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
+    stream = tokenizer.detokenizer(skip_special_tokens=skip)
+    streamed = "".join([stream.push(token) for token in ids]) + stream.finish()
+    assert streamed == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def small_config() -> ModelConfig:
+    return parse_config(
+        {
+            "model_type": "llama",
+            "vocab_size": 49152,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def fast(default_folder: Path) -> FastTokenizer:
+    return FastTokenizer.from_file(str(default_folder / "tokenizer.json"))
+
+
+def test_template_helpers_and_variables(fast: FastTokenizer) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}\n    {% if m.role == 'stop' %}{% break %}{% endif %}\n"
+        "{{ m | tojson }}{% endfor %}{{ strftime_now('%%') }}{{ flavour }}"
+    )
+    own = Tokenizer(fast, {"chat_template": template, "bos_token": {"content": "<s>"}}, small_config())
+    text = own.apply_chat_template([{"role": "user", "content": "<é>"}, {"role": "stop"}], flavour="x")
+    assert text == '<s>{"role": "user", "content": "<é>"}%x'
+
+
+def test_template_errors_are_the_clients(fast: FastTokenizer) -> None:
+    refusing = Tokenizer(fast, {"chat_template": "{{ raise_exception('roles must alternate') }}"}, small_config())
+    with pytest.raises(RequestError, match="roles must alternate"):
+        refusing.apply_chat_template([])
+    with pytest.raises(RequestError, match="no chat template"):
+        Tokenizer(fast, {}, small_config()).apply_chat_template([])
+    unsafe = Tokenizer(fast, {"chat_template": "{{ messages.append(1) }}"}, small_config())
+    with pytest.raises(RequestError):
+        unsafe.apply_chat_template([])
+
+
+def test_malformed_template_and_foreign_vocabulary_are_refused(fast: FastTokenizer) -> None:
+    with pytest.raises(ModelError, match="malformed"):
+        Tokenizer(fast, {"chat_template": "{% for %}"}, small_config())
+    config = small_config()
+    with pytest.raises(ModelError, match="vocab_size is 100"):
+        Tokenizer(fast, {}, ModelConfig(**{**vars(config), "vocab_size": 100}))
+
+
+def test_config_of_the_default_folder(default_folder: Path) -> None:
+    config = load_config(default_folder)
+    assert (config.layers, config.heads, config.kv_heads, config.context_length) == (30, 9, 3, 8192)
+    assert config.rms_norm_eps == 1e-5

@@ -1,0 +1,187 @@
+"""An engine without a model: it answers with a script, and records what the server asked of it.
+
+A token is a character's code point, so that any text can be checked. The `control` field steers each answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strata.config import StrataConfig
+from strata.engine.api import (
+    Chunk,
+    FinishReason,
+    GenerationRequest,
+    Health,
+    TierReport,
+    TokenSources,
+    Usage,
+)
+from strata.errors import CapacityError, RequestError, StorageError, StrataError
+
+GIB = 1 << 30
+
+
+class FakeTokenizer:
+    """One token a character; a chat is its messages' texts between markers."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread().name)
+        return [ord(character) for character in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, token_ids))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+
+
+@dataclass
+class Control:
+    """What the next answers do."""
+
+    pieces: tuple[str, ...] = ("Hello", ", ", "world")
+    delay_s: float = 0.0
+    finish_reason: FinishReason = "stop"
+    fail_after: int | None = None
+    """Pieces after which the stream raises StorageError."""
+    hold: bool = False
+    """Whether answers wait, after their pieces, until they are aborted."""
+    full: bool = False
+    dead: bool = False
+    sources: TokenSources | None = None
+
+
+@dataclass
+class FakeStream:
+    """Plays `control` back, by thread or by event loop."""
+
+    request_id: int
+    request: GenerationRequest
+    control: Control
+    started: float = field(default_factory=time.monotonic)
+    aborted: threading.Event = field(default_factory=threading.Event)
+    abort_time: float = 0.0
+    ended: bool = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for wait_s, chunk in self._script():
+            if chunk is None:
+                self.aborted.wait(wait_s)
+            else:
+                yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        for wait_s, chunk in self._script():
+            if chunk is None:
+                await asyncio.sleep(wait_s)
+            else:
+                yield chunk
+
+    def abort(self) -> None:
+        if not self.ended and not self.aborted.is_set():
+            self.abort_time = time.monotonic()
+            self.aborted.set()
+
+    def _script(self) -> Iterator[tuple[float, Chunk | None]]:
+        control = self.control
+        for number, piece in enumerate(control.pieces):
+            if number == control.fail_after:
+                raise StorageError("the fake disk is gone; give it another --disk-path")
+            yield control.delay_s, None
+            if self.aborted.is_set():
+                break
+            yield 0.0, Chunk(piece, tuple(map(ord, piece)))
+        while control.hold and not self.aborted.is_set():
+            yield 0.01, None
+        reason: FinishReason = "abort" if self.aborted.is_set() else control.finish_reason
+        self.ended = True
+        prompt = len(self.request.prompt_token_ids)
+        sources = control.sources or TokenSources(computed=prompt)
+        tokens = sum(len(piece) for piece in control.pieces)
+        yield 0.0, Chunk("", (), reason, Usage(prompt, tokens, sources, 0.25, 1.5))
+
+
+class FakeEngine:
+    """Implements `strata.engine.api.EngineProtocol`."""
+
+    def __init__(self, config: StrataConfig) -> None:
+        self.config = config
+        self.model_name = "fake-model"
+        self.max_context = 4096
+        self.tokenizer = FakeTokenizer()
+        self.control = Control()
+        self.streams: list[FakeStream] = []
+        self.submit_threads: set[str] = set()
+        self.calls: list[tuple[Any, ...]] = []
+        self.flush_s = 0.0
+
+    def submit(self, request: GenerationRequest) -> FakeStream:
+        self.submit_threads.add(threading.current_thread().name)
+        if self.control.full:
+            raise CapacityError("1,024 requests wait already; send it again later or raise --max-waiting")
+        if max(request.prompt_token_ids) > 0x10FFFF:
+            raise RequestError("token 1114112 is not in the vocabulary of 1114111; send ids below that")
+        stream = FakeStream(len(self.streams), request, self.control)
+        self.streams.append(stream)
+        return stream
+
+    def health(self) -> Health:
+        if self.control.dead:
+            return Health(False, False, ("the engine thread ended",))
+        return Health(True, True)
+
+    def tiers(self) -> list[TierReport]:
+        return [
+            TierReport("device", True, 4 * GIB, GIB, 0, 1000, "memory"),
+            TierReport("host", False, 0, 0, 0, 0, "", "--host-memory is 0"),
+            TierReport("disk", True, 10 * GIB, GIB // 2, 4096, 12000, "2 threads"),
+        ]
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "prompt_tokens_device": 100,
+            "prompt_tokens_disk": 3984,
+            "prompt_tokens_computed": 28,
+            "bytes_load": 1000,
+            "bytes_spill": 500,
+            "bytes_prefetch": 300,
+            "running": 2,
+            "waiting": 1,
+            "preemptions": 7,
+        }
+
+    def check(self) -> None:
+        self.calls.append(("check",))
+
+    def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
+        time.sleep(self.flush_s)
+        self.calls.append(("flush",))
+        return {"device": 3, "disk": 5}
+
+    def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
+        self.calls.append(("demote", *tiers))
+        return {"device_moved": 250}
+
+    def shutdown(self, drain_s: float, demote_s: float) -> dict[str, int]:
+        self.calls.append(("shutdown", drain_s, demote_s))
+        for stream in self.streams:
+            stream.abort()
+        return {"device_moved": 250}
+
+
+class UnloadableEngine(FakeEngine):
+    """Fails where the real engine would read the model."""
+
+    def __init__(self, config: StrataConfig) -> None:
+        raise StrataError(f"--model {config.model.model} does not exist; give a folder")

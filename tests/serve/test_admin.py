@@ -1,0 +1,94 @@
+"""Models, health, metrics, the cache's state and the two orders that change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from running_server import RunningServer
+
+
+def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_models(served: RunningServer) -> None:
+    cards = list(served.openai.models.list())
+    assert [card.id for card in cards] == ["fake-model"]
+    assert served.openai.models.retrieve("default").id == "fake-model"
+    assert served.http.get("/v1/models").json()["data"][0]["max_model_len"] == 4096
+    assert served.http.get("/v1/models/gpt-9").status_code == 404
+
+
+def test_a_served_name_replaces_the_models_own(serve: Callable[..., RunningServer]) -> None:
+    served = serve(served_model_name="org/tiny")
+    assert served.openai.models.retrieve("org/tiny").id == "org/tiny"
+    assert served.openai.completions.create(model="org/tiny", prompt="x").model == "org/tiny"
+    assert served.http.post("/v1/completions", json={"prompt": "x", "model": "fake-model"}).status_code == 404
+
+
+def test_health(served: RunningServer) -> None:
+    answer = served.http.get("/health")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "ready": True, "problems": []}
+
+
+def test_metrics_are_readable_and_agree_with_the_engine(served: RunningServer) -> None:
+    served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
+    served.http.get("/no/such/path")
+    samples = samples_of(served.http.get("/metrics").text)
+
+    def value(name: str, **labels: str) -> float:
+        return samples[name, frozenset(labels.items())]
+
+    assert value("strata_prompt_tokens_total", source="disk") == 3984
+    assert value("strata_prompt_tokens_total", source="host") == 0
+    assert value("strata_bytes_total", move="load") == 1000
+    assert value("strata_running") == 2
+    assert value("strata_preemptions_total") == 7
+    assert value("strata_tier_used_bytes", tier="disk") == 1 << 29
+    assert value("strata_time_to_first_token_seconds_count") == 1
+    assert value("strata_time_to_first_token_seconds_sum") == 0.25
+    assert value("strata_requests_finished_total", reason="stop") == 1
+    assert value("strata_http_requests_total", route="/v1/completions", status="200") == 1
+    assert value("strata_http_requests_total", route="other", status="404") == 1
+
+
+def test_cache(served: RunningServer) -> None:
+    body = served.http.get("/cache").json()
+    assert list(body["tiers"]) == ["device", "host", "disk"]
+    disk = body["tiers"]["disk"]
+    assert disk == {
+        "enabled": True,
+        "capacity_bytes": 10 << 30,
+        "used_bytes": 1 << 29,
+        "pinned_bytes": 4096,
+        "used_tokens": 12000,
+        "hit_tokens": 3984,
+        "bytes_in": 500,
+        "bytes_out": 300,
+        "detail": "2 threads",
+        "off_reason": None,
+    }
+    assert body["tiers"]["host"]["off_reason"] == "--host-memory is 0"
+    assert (body["tiers"]["host"]["bytes_in"], body["tiers"]["host"]["bytes_out"]) == (300, 1500)
+    assert body["computed_tokens"] == 28
+
+
+@pytest.mark.parametrize("tiers", [["device"], ["device", "host"]])
+def test_flush_and_demote(served: RunningServer, tiers: list[str]) -> None:
+    assert served.http.post("/cache/flush").json() == {"dropped": {"device": 3, "disk": 5}}
+    assert served.http.post("/cache/demote", json={"tiers": tiers}).json() == {"moved": {"device_moved": 250}}
+    assert served.engine.calls == [("flush",), ("demote", *tiers)]
+
+
+def test_the_openapi_document_is_complete(served: RunningServer) -> None:
+    paths = served.http.get("/openapi.json").json()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/cache"} <= set(paths)
+    assert "requestBody" in paths["/v1/completions"]["post"]

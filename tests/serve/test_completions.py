@@ -1,0 +1,197 @@
+"""`/v1/completions` and `/v1/chat/completions` over real HTTP: shapes, usage, parameters, many prompts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fake_engine import Control
+from running_server import RunningServer
+
+from strata.engine.api import SamplingParams, TokenSources
+
+
+def events_of(text: str) -> list[Any]:
+    """The JSON objects of a stream; `[DONE]` as text."""
+    data = [line[len("data: ") :] for line in text.split("\n\n") if line]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
+
+
+def test_completion_whole(served: RunningServer) -> None:
+    served.engine.control = Control(sources=TokenSources(device=2, host=1, disk=3, computed=4))
+    answer = served.openai.completions.create(model="fake-model", prompt="0123456789")
+    assert answer.object == "text_completion"
+    assert answer.model == "fake-model"
+    assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
+        (0, "Hello, world", "stop")
+    ]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (10, 12, 22)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 6
+    strata = answer.usage.model_dump()["strata"]
+    assert strata == {"device": 2, "host": 1, "disk": 3, "computed": 4, "ttft_s": 0.25, "saved_s": 1.5}
+
+
+def test_completion_streamed_by_the_sdk(served: RunningServer) -> None:
+    chunks = list(
+        served.openai.completions.create(
+            model="default", prompt="Hi", stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "Hello, world"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None, None, None, "stop"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None and chunks[-1].usage.prompt_tokens == 2
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_stream_on_the_wire(served: RunningServer) -> None:
+    answer = served.http.post("/v1/completions", json={"prompt": "Hi", "stream": True})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = events_of(answer.text)
+    assert events[-1] == "[DONE]"
+    assert all(event["choices"] and "usage" not in event for event in events[:-1])
+
+
+def test_usage_is_null_until_the_last_chunk(served: RunningServer) -> None:
+    body = {"prompt": "Hi", "stream": True, "stream_options": {"include_usage": True}}
+    *pieces, usage, done = events_of(served.http.post("/v1/completions", json=body).text)
+    assert done == "[DONE]"
+    assert [piece["usage"] for piece in pieces] == [None] * len(pieces)
+    assert usage["choices"] == [] and usage["usage"]["total_tokens"] == 14
+
+
+def test_chat_whole(served: RunningServer) -> None:
+    served.engine.control = Control(finish_reason="length")
+    answer = served.openai.chat.completions.create(
+        model="default",
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
+        ],
+        max_completion_tokens=9,
+    )
+    assert answer.object == "chat.completion"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content == "Hello, world"
+    assert answer.choices[0].finish_reason == "length"
+    request = served.engine.streams[0].request
+    assert served.engine.tokenizer.decode(request.prompt_token_ids) == "<system>Be brief.<user>Hi there<assistant>"
+    assert request.sampling.max_tokens == 9
+
+
+def test_chat_streamed_by_the_sdk(served: RunningServer) -> None:
+    chunks = list(
+        served.openai.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert [chunk.choices[0].delta.role for chunk in chunks[:-1]] == ["assistant", None, None, None]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello, world"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_of_many_bytes_arrives_whole(served: RunningServer, stream: bool) -> None:
+    pieces = ("Grüße, ", "世界 ", "👩‍👩‍👧", " \u2028 \U0001f9ca")
+    served.engine.control = Control(pieces=pieces)
+    answer = served.http.post("/v1/completions", json={"prompt": "日本 🗾", "stream": stream})
+    assert served.engine.tokenizer.decode(served.engine.streams[0].request.prompt_token_ids) == "日本 🗾"
+    if stream:
+        text = "".join(event["choices"][0]["text"] for event in events_of(answer.text)[:-1])
+    else:
+        text = answer.json()["choices"][0]["text"]
+    assert text == "".join(pieces)
+
+
+def test_pieces_without_text_are_not_sent(served: RunningServer) -> None:
+    served.engine.control = Control(pieces=("", "a", "", "b"))
+    events = events_of(served.http.post("/v1/completions", json={"prompt": "x", "stream": True}).text)
+    assert [event["choices"][0]["text"] for event in events[:-1]] == ["a", "b", ""]
+
+
+@pytest.mark.parametrize("prompt", [["ab", "cde"], [[97, 98], [99, 100, 101]]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_prompts(served: RunningServer, prompt: list[Any], stream: bool) -> None:
+    body = {"prompt": prompt, "stream": stream, "stream_options": {"include_usage": True}}
+    answer = served.http.post("/v1/completions", json=body)
+    assert [list(item.request.prompt_token_ids) for item in served.engine.streams] == [
+        [97, 98],
+        [99, 100, 101],
+    ]
+    texts = ["", ""]
+    if stream:
+        *pieces, last, _ = events_of(answer.text)
+        usage = last["usage"]
+        for piece in pieces:
+            texts[piece["choices"][0]["index"]] += piece["choices"][0]["text"]
+    else:
+        usage = answer.json()["usage"]
+        for choice in answer.json()["choices"]:
+            texts[choice["index"]] = choice["text"]
+    assert texts == ["Hello, world"] * 2
+    assert usage["prompt_tokens"] == 5 and usage["completion_tokens"] == 24
+    assert usage["strata"]["computed"] == 5
+
+
+def test_token_ids_are_not_tokenised(served: RunningServer) -> None:
+    served.http.post("/v1/completions", json={"prompt": [5, 6, 7]}).raise_for_status()
+    assert list(served.engine.streams[0].request.prompt_token_ids) == [5, 6, 7]
+
+
+def test_defaults_are_openais(served: RunningServer) -> None:
+    served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
+    served.http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]}
+    ).raise_for_status()
+    completion, chat = (stream.request for stream in served.engine.streams)
+    assert completion.sampling == SamplingParams(max_tokens=16, temperature=1.0)
+    assert chat.sampling.max_tokens == served.engine.max_context - len(chat.prompt_token_ids)
+
+
+def test_every_parameter_reaches_the_engine(served: RunningServer) -> None:
+    body = {
+        "prompt": "x",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 11,
+        "stop": ["\n", "END"],
+        "stop_token_ids": [2],
+        "ignore_eos": True,
+        "min_tokens": 3,
+        "cache_salt": "tenant-a",
+        "priority": 5,
+    }
+    served.http.post("/v1/completions", json=body).raise_for_status()
+    request = served.engine.streams[0].request
+    assert request.sampling == SamplingParams(7, 0.5, 0.9, 40, 11, ("\n", "END"), (2,), True, 3)
+    assert (request.cache_salt, request.priority) == ("tenant-a", 5)
+
+
+def test_nulls_neutral_values_and_unknown_fields_are_tolerated(served: RunningServer) -> None:
+    names = (
+        "model max_tokens temperature top_p top_k seed stop stop_token_ids ignore_eos min_tokens stream "
+        "stream_options cache_salt priority n logprobs echo logit_bias tools response_format presence_penalty"
+    )
+    nulls = dict.fromkeys(names.split())
+    neutral = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "top_k": -1, "echo": False}
+    for extra in (nulls, neutral, {"kv_transfer_params": {"a": 1}, "user": "me", "no_such_field": [1]}):
+        answer = served.http.post("/v1/completions", json={"prompt": "x", **extra})
+        assert answer.status_code == 200, answer.text
+    assert {stream.request.sampling for stream in served.engine.streams} == {
+        SamplingParams(max_tokens=16, temperature=1.0)
+    }
+
+
+def test_a_single_stop_text(served: RunningServer) -> None:
+    served.http.post("/v1/completions", json={"prompt": "x", "stop": "\n"}).raise_for_status()
+    assert served.engine.streams[0].request.sampling.stop == ("\n",)
