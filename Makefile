@@ -64,7 +64,7 @@ lint: setup
 	$(call step,1/8,cargo fmt)
 	@cargo fmt --all --check
 	$(call step,2/8,cargo clippy)
-	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+	@cargo clippy --workspace --all-targets --quiet -- -D warnings -D clippy::undocumented_unsafe_blocks
 	$(call step,3/8,ruff check)
 	@$(BIN)/ruff check .
 	$(call step,4/8,ruff format)
@@ -112,7 +112,7 @@ soak: setup
 ## loom: every interleaving of the load ticket's threads
 .PHONY: loom
 loom:
-	@RUSTFLAGS="$(RUSTFLAGS) --cfg loom" cargo test -p strata-types --lib --release --quiet --target-dir $(LOOM_TARGET) loom
+	@RUSTFLAGS="$(RUSTFLAGS) --cfg loom" CARGO_PROFILE_DEV_DEBUG=0 cargo test -p strata-types --lib --quiet --target-dir $(LOOM_TARGET) loom
 
 ## setup: environment, dependencies with the development tools, and the extension; no more
 .PHONY: setup

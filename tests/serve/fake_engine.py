@@ -1,6 +1,6 @@
 """An engine without a model: it answers with a script, and records what the server asked of it.
 
-A token is a character's code point, so that any text can be checked. The `control` field steers each answer.
+A token is a character's code point, so that any text can be checked. `FakeEngine.control` steers each answer.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Control:
     sources: TokenSources | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeStream:
     """Plays `control` back, by thread or by event loop."""
 
@@ -117,6 +117,10 @@ class FakeEngine:
 
     def __init__(self, config: StrataConfig) -> None:
         self.config = config
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything that was asked and ordered."""
         self.model_name = "fake-model"
         self.max_context = 4096
         self.tokenizer = FakeTokenizer()
@@ -124,7 +128,9 @@ class FakeEngine:
         self.streams: list[FakeStream] = []
         self.submit_threads: set[str] = set()
         self.calls: list[tuple[Any, ...]] = []
-        self.flush_s = 0.0
+        self.flush_started = threading.Event()
+        self.flush_may_end = threading.Event()
+        self.flush_may_end.set()
 
     def submit(self, request: GenerationRequest) -> FakeStream:
         self.submit_threads.add(threading.current_thread().name)
@@ -153,9 +159,10 @@ class FakeEngine:
             "prompt_tokens_device": 100,
             "prompt_tokens_disk": 3984,
             "prompt_tokens_computed": 28,
-            "bytes_load": 1000,
-            "bytes_spill": 500,
-            "bytes_prefetch": 300,
+            "load_bytes": 1000,
+            "spill_bytes": 500,
+            "prefetch_bytes": 300,
+            "device_pinned_pages": 3,
             "running": 2,
             "waiting": 1,
             "preemptions": 7,
@@ -165,7 +172,8 @@ class FakeEngine:
         self.calls.append(("check",))
 
     def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
-        time.sleep(self.flush_s)
+        self.flush_started.set()
+        self.flush_may_end.wait(timeout_s)
         self.calls.append(("flush",))
         return {"device": 3, "disk": 5}
 

@@ -39,7 +39,8 @@ def test_health(served: RunningServer) -> None:
     assert answer.json() == {"status": "ok", "ready": True, "problems": []}
 
 
-def test_metrics_are_readable_and_agree_with_the_engine(served: RunningServer) -> None:
+def test_metrics_are_readable_and_agree_with_the_engine(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
     served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
     served.http.get("/no/such/path")
     samples = samples_of(served.http.get("/metrics").text)
@@ -49,8 +50,9 @@ def test_metrics_are_readable_and_agree_with_the_engine(served: RunningServer) -
 
     assert value("strata_prompt_tokens_total", source="disk") == 3984
     assert value("strata_prompt_tokens_total", source="host") == 0
-    assert value("strata_bytes_total", move="load") == 1000
+    assert value("strata_transfer_bytes_total", move="load") == 1000
     assert value("strata_running") == 2
+    assert value("strata_device_pinned_pages") == 3
     assert value("strata_preemptions_total") == 7
     assert value("strata_tier_used_bytes", tier="disk") == 1 << 29
     assert value("strata_time_to_first_token_seconds_count") == 1
@@ -90,5 +92,7 @@ def test_flush_and_demote(served: RunningServer, tiers: list[str]) -> None:
 
 def test_the_openapi_document_is_complete(served: RunningServer) -> None:
     paths = served.http.get("/openapi.json").json()["paths"]
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/cache"} <= set(paths)
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/cache"} <= set(
+        paths
+    )
     assert "requestBody" in paths["/v1/completions"]["post"]

@@ -27,7 +27,11 @@ def test_completion_whole(served: RunningServer) -> None:
         (0, "Hello, world", "stop")
     ]
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (10, 12, 22)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (
+        10,
+        12,
+        22,
+    )
     assert answer.usage.prompt_tokens_details is not None
     assert answer.usage.prompt_tokens_details.cached_tokens == 6
     strata = answer.usage.model_dump()["strata"]
@@ -79,7 +83,10 @@ def test_chat_whole(served: RunningServer) -> None:
     assert answer.choices[0].message.content == "Hello, world"
     assert answer.choices[0].finish_reason == "length"
     request = served.engine.streams[0].request
-    assert served.engine.tokenizer.decode(request.prompt_token_ids) == "<system>Be brief.<user>Hi there<assistant>"
+    assert (
+        served.engine.tokenizer.decode(request.prompt_token_ids)
+        == "<system>Be brief.<user>Hi there<assistant>"
+    )
     assert request.sampling.max_tokens == 9
 
 
@@ -183,7 +190,14 @@ def test_nulls_neutral_values_and_unknown_fields_are_tolerated(served: RunningSe
         "stream_options cache_salt priority n logprobs echo logit_bias tools response_format presence_penalty"
     )
     nulls = dict.fromkeys(names.split())
-    neutral = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "top_k": -1, "echo": False}
+    neutral = {
+        "n": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "top_k": -1,
+        "echo": False,
+    }
     for extra in (nulls, neutral, {"kv_transfer_params": {"a": 1}, "user": "me", "no_such_field": [1]}):
         answer = served.http.post("/v1/completions", json={"prompt": "x", **extra})
         assert answer.status_code == 200, answer.text

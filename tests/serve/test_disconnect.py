@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -36,12 +37,13 @@ def test_leaving_aborts(served: RunningServer, stream: bool, pieces: tuple[str, 
     wait_until(lambda: all(item.aborted.is_set() for item in served.engine.streams))
 
 
-def test_leaving_an_sdk_stream_aborts(served: RunningServer) -> None:
+def test_leaving_an_sdk_stream_aborts(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
     served.engine.control = Control(pieces=("a",) * 1000, delay_s=0.01)
     with served.openai.completions.create(model="default", prompt="x", stream=True) as stream:
         next(iter(stream))
     wait_until(lambda: served.engine.streams[0].aborted.is_set())
-    wait_until(lambda: "strata_clients_left_total 1.0" in served.http.get("/metrics").text)
+    wait_until(lambda: "strata_answers_cut_total 1.0" in served.http.get("/metrics").text)
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(served: RunningServer) -> None:
@@ -61,25 +63,25 @@ def test_a_finished_answer_aborts_nothing(served: RunningServer) -> None:
     assert [item.aborted.is_set() for item in served.engine.streams] == [False, False]
 
 
-def test_blocking_calls_leave_the_event_loop_free(served: RunningServer) -> None:
-    served.engine.flush_s = 1.0
-    flushed = threading.Event()
+def test_a_blocking_flush_leaves_the_event_loop_free(served: RunningServer) -> None:
+    served.engine.flush_may_end.clear()
+    answers: list[httpx.Response] = []
+    flush = threading.Thread(
+        target=lambda: answers.append(httpx.post(served.url + "/cache/flush", timeout=20))
+    )
+    flush.start()
+    assert served.engine.flush_started.wait(10)
+    served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
+    assert answers == []
+    served.engine.flush_may_end.set()
+    flush.join(10)
+    assert [answer.status_code for answer in answers] == [200]
 
-    def flush() -> None:
-        httpx.post(served.url + "/cache/flush", timeout=10).raise_for_status()
-        flushed.set()
 
-    flushing = threading.Thread(target=flush)
-    flushing.start()
-    answered = 0
-    while not flushed.is_set():
-        served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
-        answered += 1
-    flushing.join()
-    # With a blocked loop only the requests before and after the flush would have been answered.
-    assert answered > 2
-    names = served.engine.submit_threads | served.engine.tokenizer.threads
-    assert all(name.startswith("strata-http") for name in names)
+def test_tokenising_and_submitting_happen_in_worker_threads(served: RunningServer) -> None:
+    served.http.post("/v1/completions", json={"prompt": "x"}).raise_for_status()
+    threads = served.engine.submit_threads | served.engine.tokenizer.threads
+    assert threads and all(name.startswith("strata-http_") for name in threads)
 
 
 def test_answers_are_interleaved(served: RunningServer) -> None:

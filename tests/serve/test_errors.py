@@ -26,8 +26,20 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
         ("/v1/completions", {"prompt": [-1]}, 400, "prompt", "greater than or equal to 0"),
         ("/v1/completions", {"prompt": [0x110000]}, 400, None, "1114112"),
         ("/v1/completions", {"prompt": "x" * 4096}, 400, "prompt", "4096 tokens"),
-        ("/v1/completions", {"prompt": "x" * 4000, "max_tokens": 97}, 400, "max_tokens", "lower max_tokens to 96"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 9000}]}, 400, "messages", "4096"),
+        (
+            "/v1/completions",
+            {"prompt": "x" * 4000, "max_tokens": 97},
+            400,
+            "max_tokens",
+            "lower max_tokens to 96",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x" * 9000}]},
+            400,
+            "messages",
+            "4096",
+        ),
         ("/v1/completions", {"prompt": "x", "n": 2}, 400, "n", "n=2 is not supported"),
         ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo", "not supported"),
         ("/v1/completions", {"prompt": "x", "logprobs": 0}, 400, "logprobs", "not supported"),
@@ -36,7 +48,13 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
         ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
         ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature", "greater than or equal"),
         ("/v1/completions", {"prompt": "x", "top_p": 0}, 400, "top_p", "greater than 0"),
-        ("/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "max_tokens": 0},
+            400,
+            "max_tokens",
+            "greater than or equal to 1",
+        ),
         ("/v1/completions", {"prompt": "x", "stop": ["a", ""]}, 400, "stop", "empty text"),
         ("/v1/completions", {"prompt": "x", "min_tokens": 17}, 400, "min_tokens", "min_tokens 17 is more"),
         ("/v1/completions", {"prompt": "x", "model": "gpt-9"}, 404, "model", "'gpt-9' is not served here"),
@@ -73,16 +91,27 @@ def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
     assert "5000" in str(caught.value) and "4096" in str(caught.value)
 
 
+def test_a_prompt_of_megabytes_is_counted_not_cut(served: RunningServer) -> None:
+    for prompt in ("x" * 3_000_000, [5] * 500_000):
+        answer = served.http.post("/v1/completions", json={"prompt": prompt})
+        assert answer.status_code == 400
+        assert f"the prompt has {len(prompt)} tokens" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("content", [b'{"prompt": ', b"\xff\xfe", b'{"prompt": "x"} trailing'])
 def test_bad_json(served: RunningServer, content: bytes) -> None:
-    answer = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    answer = served.http.post(
+        "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 400, answer.text
     assert "JSON" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("content", [b"[1, 2]", b'"text"', b""])
 def test_a_body_that_is_no_object(served: RunningServer, content: bytes) -> None:
-    answer = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    answer = served.http.post(
+        "/v1/completions", content=content, headers={"Content-Type": "application/json"}
+    )
     assert answer.status_code == 400
     assert "JSON object" in answer.json()["error"]["message"]
 
@@ -97,7 +126,9 @@ def test_a_full_queue_is_429_with_retry_after(served: RunningServer) -> None:
         served.openai.completions.create(model="default", prompt="x")
 
 
-def test_a_queue_full_at_the_second_prompt_aborts_the_first(served: RunningServer) -> None:
+def test_a_queue_full_at_the_second_prompt_aborts_the_first(
+    served: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = served.engine.submit
 
     def submit_once(request: Any) -> Any:
@@ -105,7 +136,7 @@ def test_a_queue_full_at_the_second_prompt_aborts_the_first(served: RunningServe
         served.engine.control = Control(full=True)
         return stream
 
-    served.engine.submit = submit_once  # type: ignore[method-assign]
+    monkeypatch.setattr(served.engine, "submit", submit_once)
     served.engine.control = Control(hold=True)
     assert served.http.post("/v1/completions", json={"prompt": ["a", "b"]}).status_code == 429
     assert [stream.aborted.is_set() for stream in served.engine.streams] == [True]
@@ -141,13 +172,11 @@ def test_half_an_answer_never_looks_whole(served: RunningServer) -> None:
         list(served.openai.completions.create(model="default", prompt="x", stream=True))
 
 
-def test_a_defect_is_a_500_without_details(serve: Callable[..., RunningServer]) -> None:
-    served = serve()
-
+def test_a_defect_is_a_500_without_details(served: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def submit(request: Any) -> Any:
         raise ZeroDivisionError("secret")
 
-    served.engine.submit = submit  # type: ignore[method-assign]
+    monkeypatch.setattr(served.engine, "submit", submit)
     answer = served.http.post("/v1/completions", json={"prompt": "x"})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -13,8 +13,12 @@ from strata.models import DEFAULT_MODEL, resolve_model
 
 def main(arguments: list[str] | None = None) -> int:
     """Resolve ``--model`` (download and convert where needed); 0 on success, 1 with a message on an error."""
-    parser = argparse.ArgumentParser(prog="strata.cli.fetch_model", description="Make a model ready to serve.")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="`default`, a Hugging Face folder or a .gguf file")
+    parser = argparse.ArgumentParser(
+        prog="strata.cli.fetch_model", description="Make a model ready to serve."
+    )
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="`default`, a Hugging Face folder or a .gguf file"
+    )
     parser.add_argument("--cache-dir", type=Path, default=None, help="default: the user's cache folder")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -75,7 +75,6 @@ class Usage:
     sources: TokenSources
     ttft_s: float
     saved_s: float
-    preemptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Chunk:
 
 
 class RequestStream(Protocol):
-    """The answer to one request. May be read from any one thread or any one event loop, once."""
+    """The answer to one request. May be read from any one thread or any one event loop, once. Hashable."""
 
     request_id: int
 
@@ -98,7 +97,8 @@ class RequestStream(Protocol):
     def __aiter__(self) -> AsyncIterator[Chunk]: ...
 
     def abort(self) -> None:
-        """Ends the request early. Idempotent; the stream still ends with one `abort` chunk."""
+        """Ends the request early; from any thread, without blocking. Idempotent; the stream still ends with one
+        `abort` chunk."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,11 @@ class EngineProtocol(Protocol):
     def tiers(self) -> list[TierReport]: ...
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges by flat name, e.g. `prompt_tokens_device`, `bytes_load`, `running`, `waiting`."""
+        """Counters and gauges by flat name, e.g. `prompt_tokens_device`, `load_bytes`, `running`, `waiting`."""
 
-    def check(self) -> None:
-        """Proves that tree, pools and pins agree; raises StorageError with what does not."""
+    def check(self) -> bool:
+        """Proves that tree, pools and pins agree; raises StorageError with what does not. True if the engine was
+        idle, when the proof is the strictest: nothing may be pinned or reserved."""
 
     def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
         """Forgets every page that no request uses, in all tiers. Returns pages dropped by tier."""

@@ -21,7 +21,12 @@ from strata.models.tokenizer import IncrementalDetokenizer, Tokenizer, load_toke
 from strata.models.weights import WeightFiles
 
 DEFAULT_MODEL = "default"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class LoadedModel:
 
 
 def resolve_model(name_or_path: str | Path, cache_dir: Path | None = None) -> Path:
-    """The Hugging Face folder for ``default``, a folder or a .gguf file; the first and last are converted once."""
+    """The Hugging Face folder for ``default``, a folder or a .gguf file; a .gguf is converted once."""
     if str(name_or_path) == DEFAULT_MODEL:
         return ensure_default_model(cache_dir)
     path = Path(name_or_path).expanduser()
@@ -44,7 +49,9 @@ def resolve_model(name_or_path: str | Path, cache_dir: Path | None = None) -> Pa
         return path
     if path.suffix == ".gguf" and path.is_file():
         return convert_gguf_once(path, cache_dir)
-    raise ModelError(f"--model {str(name_or_path)!r} is neither 'default', a folder nor a .gguf file; check the path")
+    raise ModelError(
+        f"--model {str(name_or_path)!r} is neither 'default', a folder nor a .gguf file; check the path"
+    )
 
 
 def load_model(
@@ -53,7 +60,7 @@ def load_model(
     device: torch.device | str = "cpu",
     cache_dir: Path | None = None,
 ) -> LoadedModel:
-    """Load config, tokenizer and weights. Raises `ModelError` with the file and the remedy if any of them is unfit."""
+    """Load config, tokenizer and weights; a `ModelError` names the file and the remedy if one is unfit."""
     if isinstance(dtype, str):
         if dtype not in DTYPES:
             raise ModelError(f"--dtype {dtype!r} is unknown; choose one of {', '.join(DTYPES)}")

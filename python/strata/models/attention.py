@@ -1,10 +1,12 @@
-"""Attention of rows of mixed lengths over paged K/V: exact softmax, no context copied that can be viewed instead.
+"""Attention of rows of mixed lengths over paged K/V: exact softmax, no context copied that can be viewed
+instead.
 
-A row's context is split where that saves work: the chunk's own tokens attend causally to each other before any cached
-page is needed (so a load hides behind them), then to the cached context without a mask; the two parts are merged by
-their log-sum-exp. Since cached keys carry their position already (rope is applied before they are stored), the order of
-cached tokens does not matter: long runs of consecutive pages are read in place, only the scattered rest is gathered.
-Decode rows with short contexts are gathered into one padded call, because there a call costs more than the copy.
+A row's context is split where that saves work: the chunk's own tokens attend causally to each other before
+any cached page is needed (so a load hides behind them), then to the cached context without a mask; the two
+parts are merged by their log-sum-exp. Since cached keys carry their position already (rope is applied before
+they are stored), the order of cached tokens does not matter: long runs of consecutive pages are read in
+place, only the scattered rest is gathered. Decode rows with short contexts are gathered into one padded call,
+because there a call costs more than the copy.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 class RowPlan:
     """One row that is attended on its own: tokens ``start:stop`` of the batch, and its cached context.
 
-    ``runs`` are (first slot, end slot) pairs read in place, ``scattered`` the remaining slots as indices into the
-    flattened K and V of one layer ([2 * n], K's first).
+    ``runs`` are (first slot, end slot) pairs read in place, ``scattered`` the remaining slots as indices into
+    the flattened K and V of one layer ([2 * n], K's first).
     """
 
     start: int
@@ -37,7 +39,10 @@ class RowPlan:
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """Decode rows that are attended in one padded call: batch indices [R], slots [2 * R * longest], mask [R, 1, 1, longest]."""
+    """Decode rows that are attended in one padded call.
+
+    ``rows`` are batch indices [R], ``slots`` [2 * R * longest] as in `RowPlan`, ``mask`` [R, 1, 1, longest].
+    """
 
     rows: torch.Tensor
     slots: torch.Tensor
@@ -88,7 +93,9 @@ def _token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
     return slots.reshape(-1)[:tokens]
 
 
-def _split_runs(pages: np.ndarray, page_size: int, tokens: int) -> tuple[tuple[tuple[int, int], ...], np.ndarray]:
+def _split_runs(
+    pages: np.ndarray, page_size: int, tokens: int
+) -> tuple[tuple[tuple[int, int], ...], np.ndarray]:
     """The first ``tokens`` tokens as long runs of slots, and the slots outside any long run."""
     full, rest = divmod(tokens, page_size)
     ordered = np.sort(pages[:full].astype(np.int64))
@@ -131,7 +138,11 @@ def _plan_decodes(
     mask = None
     if int(lengths.min()) < longest:
         hidden = torch.from_numpy(np.arange(longest)[None, :] >= lengths[:, None])
-        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))[:, None, None, :].to(device)
+        mask = (
+            torch.zeros(hidden.shape, dtype=dtype)
+            .masked_fill_(hidden, float("-inf"))[:, None, None, :]
+            .to(device)
+        )
     indices = torch.tensor(rows, device=device)
     return DecodePlan(indices, _both_parts(padded.reshape(-1), capacity, device), mask, longest)
 
@@ -147,9 +158,9 @@ def attend(
 ) -> torch.Tensor:
     """Attention output [N, kv_heads, group, head_dim] of one layer.
 
-    ``query`` is [N, kv_heads, group, head_dim]; ``key`` and ``value`` are the new tokens' [N, kv_heads, head_dim], which
-    the caller has already written to ``cached``, this layer's [2, slots, kv_heads, head_dim]. ``wait`` is called once,
-    after all that needs no cached page and before the first read of one.
+    ``query`` is [N, kv_heads, group, head_dim]; ``key`` and ``value`` are the new tokens' [N, kv_heads,
+    head_dim], which the caller has already written to ``cached``, this layer's [2, slots, kv_heads,
+    head_dim]. ``wait`` is called once, after all that needs no cached page and before the first read of one.
     """
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     own = [_attend_own(query, key, value, row, scale) for row in plan.rows]
@@ -162,7 +173,7 @@ def attend(
     return output
 
 
-# A partial result: output [kv_heads, group, M, head_dim] and the log-sum-exp of its scores [kv_heads, group, M].
+# A partial result: output [kv_heads, group, M, head_dim], log-sum-exp of its scores [kv_heads, group, M].
 Partial = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -181,7 +192,7 @@ def _attend_own(
 def _attend_cached(
     query: torch.Tensor, cached: torch.Tensor, row: RowPlan, partial: Partial | None, scale: float
 ) -> torch.Tensor:
-    """``partial`` merged with the attention of ``query`` [M, kv_heads, group, head_dim] over the row's cached context."""
+    """``partial`` merged with ``query`` [M, kv_heads, group, head_dim] over the row's cached context."""
     parts = [cached[:, first:end] for first, end in row.runs]
     if row.scattered is not None:
         parts.append(_gather(cached, row.scattered))
@@ -238,7 +249,7 @@ def _flash(
     scale: float,
     mask: torch.Tensor | None = None,
 ) -> Partial:
-    """Attention with its log-sum-exp: query [B, H, M, D], key and value [B, H, L, D], any strides with D last."""
+    """Attention with its log-sum-exp: query [B, H, M, D], key and value [B, H, L, D], any strides but D's."""
     if query.device.type == "cpu":
         output, logsumexp = _flash_on_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         return output, logsumexp

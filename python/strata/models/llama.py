@@ -1,8 +1,9 @@
 """A Llama decoder whose K/V live in a paged, layer-first pool that someone else owns.
 
-One forward serves rows of mixed lengths: prefill chunks with or without cached context and decodes. It writes the new
-tokens' K (after rope) and V to their slots and waits for a layer's load only when that layer first reads cached pages.
-Work nobody asked for is left out: the last layer's output and the vocabulary are computed for `logits_rows` alone.
+One forward serves rows of mixed lengths: prefill chunks with or without cached context and decodes. It writes
+the new tokens' K (after rope) and V to their slots and waits for a layer's load only when that layer first
+reads cached pages. Work nobody asked for is left out: the last layer's output and the vocabulary are computed
+for `logits_rows` alone.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from strata.models.weights import WeightDict, expected_shapes
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One step's input: N new tokens in rows, and where their context lives. Page ids and slots are pool positions.
+    """One step's input: N new tokens in rows, and where in the pool their context lives.
 
-    token_ids, positions, slot_mapping: int64 [N]; the K/V of token i are written to slot page * page_size + offset.
-    query_lengths: new tokens of each row (sum N); context_lengths: tokens in the pool with this chunk included.
-    page_tables: for each row the int64 page ids that cover its context; logits_rows: int64 [R], indices into N.
+    ``token_ids`` and ``positions``: int64 [N].
+    ``query_lengths``: new tokens of each row (sum N); ``context_lengths``: its tokens with these included.
+    ``page_tables``: for each row, the int64 page ids that cover its context.
+    ``slot_mapping``: int64 [N], page * page_size + offset where each new token's K/V are written.
+    ``logits_rows``: int64 [R], the tokens (indices into N) whose logits are wanted.
     """
 
     token_ids: torch.Tensor
@@ -50,7 +53,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection stored as [inputs, outputs]: for few tokens, a plain product is about twice as fast on a CPU."""
+    """A projection stored as [inputs, outputs]: for few tokens this is up to twice as fast on a CPU."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -94,11 +97,13 @@ class CausalLM:
         self._rope_frequencies = config.rope_frequencies(rope_dtype).to(self.device)
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]) -> torch.Tensor:
+    def forward(
+        self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]
+    ) -> torch.Tensor:
         """Logits [R, vocab_size] of ``batch.logits_rows``.
 
-        ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once a layer,
-        in order, before the layer reads cached context; whatever it raises ends the forward.
+        ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once
+        a layer, in order, before the layer reads cached context; whatever it raises ends the forward.
         """
         plan = self._plan(batch, pool)
         cos, sin = self.rope_table(batch.positions)
@@ -112,7 +117,9 @@ class CausalLM:
             if index == last and not len(batch.logits_rows):
                 wait_layer(index)
                 return hidden.new_empty(0, self.config.vocab_size)
-            attended = attend(query, key, value, cached, plan, self._scale, partial(wait_layer, index)).flatten(1)
+            attended = attend(
+                query, key, value, cached, plan, self._scale, partial(wait_layer, index)
+            ).flatten(1)
             if index == last:
                 attended, hidden = attended[batch.logits_rows], hidden[batch.logits_rows]
             hidden = hidden + layer.attention_output(attended)
@@ -120,7 +127,7 @@ class CausalLM:
         return self.project_to_vocabulary(hidden)
 
     def reference_forward(self, tokens: list[int] | torch.Tensor) -> torch.Tensor:
-        """Logits [N, vocab_size] of a whole sequence in plain arithmetic, without pages: the oracle of the tests."""
+        """Logits [N, vocab_size] of a whole sequence in plain arithmetic: the oracle of the tests."""
         return reference_logits(self, torch.as_tensor(tokens, dtype=torch.int64, device=self.device))
 
     def rope_table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +156,7 @@ class CausalLM:
     def _project(
         self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query [N, kv_heads, group, head_dim], key and value [N, kv_heads, head_dim] of the new tokens, after rope."""
+        """Query [N, kv_heads, group, head_dim], key and value [N, kv_heads, head_dim], after rope."""
         config = self.config
         normed = F.rms_norm(hidden, layer.attention_norm.shape, layer.attention_norm, config.rms_norm_eps)
         projected = layer.query_key_value(normed).view(len(hidden), -1, config.head_dim)
@@ -216,7 +223,9 @@ def tiny_random_model(
     tensors = {
         name: torch.ones(shape, dtype=dtype)
         if name.endswith("norm.weight")
-        else torch.randn(shape, generator=generator, dtype=torch.float64).mul_(2.0 / math.sqrt(shape[-1])).to(dtype)
+        else torch.randn(shape, generator=generator, dtype=torch.float64)
+        .mul_(2.0 / math.sqrt(shape[-1]))
+        .to(dtype)
         for name, shape in expected_shapes(config).items()
     }
     return CausalLM(config, WeightDict(tensors, config, dtype))

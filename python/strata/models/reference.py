@@ -1,4 +1,4 @@
-"""The decoder in plain arithmetic: whole sequence, full score matrix, no pages. Slow, and the tests' oracle."""
+"""The decoder in plain arithmetic: whole sequence, full score matrix, no pages. The oracle of the tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Text to token ids and back: a thin layer over `tokenizers`, the model's chat template, and safe streaming.
 
-Streaming never shows half a character: text is held back while it could still be the start of a longer UTF-8 sequence.
+Streaming never shows half a character: text is held back while it could still be the start of a longer UTF-8
+sequence.
 """
 
 from __future__ import annotations
@@ -30,18 +31,23 @@ class Tokenizer:
 
     def __init__(self, fast: FastTokenizer, settings: Mapping[str, Any], config: ModelConfig) -> None:
         self._fast = fast
-        self._special_tokens = {role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)}
+        self._special_tokens = {
+            role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)
+        }
         self._template = _compile_template(settings.get("chat_template"))
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         highest = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
         if highest >= config.vocab_size:
             raise ModelError(
-                f"the tokenizer's highest token id is {highest}, but the model's vocab_size is {config.vocab_size}; "
+                f"the tokenizer's highest token id is {highest}, "
+                f"but the model's vocab_size is {config.vocab_size}; "
                 "tokenizer.json and config.json in --model belong to different models"
             )
         named = self._special_tokens.get("eos_token")
         eos = fast.token_to_id(named) if named is not None else None
-        self.eos_token_ids: frozenset[int] = frozenset(config.eos_token_ids) | ({eos} if eos is not None else set())
+        self.eos_token_ids: frozenset[int] = frozenset(config.eos_token_ids) | (
+            {eos} if eos is not None else set()
+        )
 
     @property
     def has_chat_template(self) -> bool:
@@ -49,7 +55,7 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``. Rendered chat templates hold their special tokens already: pass False for them."""
+        """Token ids of ``text``. Rendered chat templates hold their special tokens: pass False for them."""
         ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -65,9 +71,11 @@ class Tokenizer:
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt for a conversation. `RequestError` if the model has no template or the template refuses it."""
+        """The prompt for a conversation; a `RequestError` if there is no template or it refuses."""
         if self._template is None:
-            raise RequestError("this model has no chat template; send a plain prompt to /v1/completions instead")
+            raise RequestError(
+                "this model has no chat template; send a plain prompt to /v1/completions instead"
+            )
         try:
             return self._template.render(
                 messages=messages,
@@ -79,7 +87,7 @@ class Tokenizer:
 
 
 class IncrementalDetokenizer:
-    """Turns token ids into text as they arrive; all pieces and `finish` together equal the text of all ids."""
+    """Turns token ids into text as they arrive; all pieces and `finish` together equal the whole text."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -118,7 +126,9 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     """The tokenizer of a Hugging Face folder; a `ModelError` names the file that is missing or malformed."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ModelError(f"{path} does not exist; --model needs a folder with a fast tokenizer (tokenizer.json)")
+        raise ModelError(
+            f"{path} does not exist; --model needs a folder with a fast tokenizer (tokenizer.json)"
+        )
     try:
         fast = FastTokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for every malformed file
@@ -145,14 +155,18 @@ def _compile_template(template: Any) -> jinja2.Template | None:
         template = named.get("default", next(iter(named.values()), None))
     if not template:
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     try:
         return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"the chat template in --model is malformed (line {error.lineno}): {error.message}") from error
+        raise ModelError(
+            f"the chat template in --model is malformed (line {error.lineno}): {error.message}"
+        ) from error
 
 
 def _to_json(
@@ -163,7 +177,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML, which a model has never seen in training.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -29,13 +29,21 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    attention = {"q_proj": (query, hidden), "k_proj": (key, hidden), "v_proj": (key, hidden), "o_proj": (hidden, query)}
+    attention = {
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+    }
     mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}"
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        for block, parts, biased in (("self_attn", attention, config.attention_bias), ("mlp", mlp, config.mlp_bias)):
+        for block, parts, biased in (
+            ("self_attn", attention, config.attention_bias),
+            ("mlp", mlp, config.mlp_bias),
+        ):
             for name, shape in parts.items():
                 shapes[f"{prefix}.{block}.{name}.weight"] = shape
                 if biased:
@@ -44,17 +52,21 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, sorted; a `ModelError` if there are none or a shard is missing."""
+    """The safetensors files of a model folder, sorted; a `ModelError` if none or not all are there."""
     index = folder / INDEX_NAME
     if index.is_file():
         names = sorted(set(read_json(index).get("weight_map", {}).values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing or not names:
-            raise ModelError(f"{index} names shards that are not there: {_some(missing)}; download the folder again")
+            raise ModelError(
+                f"{index} names shards that are not there: {_some(missing)}; download the folder again"
+            )
         return [folder / name for name in names]
     if (folder / SINGLE_NAME).is_file():
         return [folder / SINGLE_NAME]
-    raise ModelError(f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; --model needs safetensors weights or a .gguf")
+    raise ModelError(
+        f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}; --model needs safetensors weights or a .gguf"
+    )
 
 
 class WeightFiles:
@@ -70,7 +82,9 @@ class WeightFiles:
             try:
                 handle = safe_open(str(path), framework="pt")
             except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path} is no readable safetensors file: {error}; download it again") from error
+                raise ModelError(
+                    f"{path} is no readable safetensors file: {error}; download it again"
+                ) from error
             for name in handle.keys():  # noqa: SIM118 - a safetensors handle is no dict
                 self._handles[name] = handle
                 shapes[name] = tuple(handle.get_slice(name).get_shape())
@@ -100,11 +114,17 @@ def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig, where: 
     expected = expected_shapes(config)
     missing = [name for name in expected if name not in found]
     if missing:
-        raise ModelError(f"{where}: {len(missing)} tensors are missing: {_some(missing)}; the folder is incomplete")
+        raise ModelError(
+            f"{where}: {len(missing)} tensors are missing: {_some(missing)}; the folder is incomplete"
+        )
     extra = [name for name in found if name not in expected and not _is_ignorable(name, config)]
     if extra:
-        raise ModelError(f"{where}: {len(extra)} tensors are unknown to this config: {_some(extra)}; check config.json")
-    wrong = [f"{name} is {found[name]}, not {shape}" for name, shape in expected.items() if found[name] != shape]
+        raise ModelError(
+            f"{where}: {len(extra)} tensors are unknown to this config: {_some(extra)}; check config.json"
+        )
+    wrong = [
+        f"{name} is {found[name]}, not {shape}" for name, shape in expected.items() if found[name] != shape
+    ]
     if wrong:
         raise ModelError(f"{where}: {len(wrong)} tensors contradict config.json: {_some(wrong)}")
 

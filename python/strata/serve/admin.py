@@ -23,7 +23,7 @@ def cache_body(tiers: list[TierReport], stats: dict[str, float]) -> dict[str, An
     out."""
 
     def moved(names: tuple[str, ...]) -> int:
-        return int(sum(stats.get(f"bytes_{name}", 0) for name in names))
+        return int(sum(stats.get(f"{name}_bytes", 0) for name in names))
 
     body = {}
     for tier in tiers:

@@ -72,13 +72,14 @@ async def respond(
 ) -> Response:
     """Answers one request, streamed or not. `default_max_tokens` None means the rest of the context."""
     streams = await service.call(_submit, service, body, tokenize, default_max_tokens)
+    service.streams.update(streams)
     if body.stream:
         events = _events(service, streams, dialect, body.wants_usage_chunk)
-        return EventStreamResponse(events, on_end=partial(_abort, streams))
+        return EventStreamResponse(events, on_end=partial(_end, service, streams))
     try:
         stayed, answers = await unless_client_leaves(request.receive, _collect(service, streams))
     finally:
-        _abort(streams)
+        _end(service, streams)
     if not stayed or answers is None:
         return Response(status_code=_CLIENT_LEFT_STATUS)
     return JSONResponse({**dialect.whole(answers), "usage": usage_body(answers)})
@@ -186,8 +187,8 @@ async def _pieces(
                 pieces += 1
                 yield index, chunk
     except (asyncio.CancelledError, GeneratorExit):
-        service.metrics.left.inc()
-        request_log.log_left(pieces)
+        service.metrics.cut.inc()
+        request_log.log_cut(pieces)
         raise
     finally:
         _abort(streams)
@@ -211,6 +212,11 @@ def _finished(service: Service, chunk: Chunk) -> None:
         raise ApiError(
             503, "the server stopped this request before its answer was complete; send it again", "aborted"
         )
+
+
+def _end(service: Service, streams: Sequence[RequestStream]) -> None:
+    _abort(streams)
+    service.streams.difference_update(streams)
 
 
 def _abort(streams: Sequence[RequestStream]) -> None:

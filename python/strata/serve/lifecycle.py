@@ -8,6 +8,7 @@ stopping.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -34,8 +35,10 @@ _log = logging.getLogger("strata.serve")
 
 LoadEngine = Callable[[StrataConfig], EngineProtocol]
 
-_GRACE_S = 5.0
+_GRACE_S = 10.0
 """What a stop may take beyond the two timeouts, before the process ends whatever hangs."""
+_ABORT_S = 2.0
+"""The part of it in which aborted requests may end and tell their clients."""
 _TICK_S = 0.1
 _KEEP_ALIVE_S = 65
 _START_TIMEOUT_S = 30.0
@@ -81,7 +84,7 @@ def _stop(
     else:
         _log.error("the HTTP server ended by itself; shutting the engine down")
     start = time.monotonic()
-    http.stop(options.drain_timeout_s + _GRACE_S / 2)
+    http.stop(options.drain_timeout_s)
     drain_left_s = max(0.0, options.drain_timeout_s - (time.monotonic() - start))
     done = engine.shutdown(drain_left_s, options.demote_timeout_s)
     counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in done.items() if count)
@@ -105,9 +108,10 @@ class HttpThread:
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(config.server.drain_timeout_s),
+                timeout_graceful_shutdown=math.ceil(config.server.drain_timeout_s + _ABORT_S / 2),
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         # uvicorn leaves signals alone outside the main thread.
         self._thread = threading.Thread(target=self._run, name="strata-http-loop", daemon=True)
 
@@ -126,11 +130,17 @@ class HttpThread:
             time.sleep(0.01)
 
     def stop(self, timeout_s: float) -> None:
-        """Takes no new connections, waits for running requests, cuts those that take longer."""
+        """Takes no new connections and waits for running requests.
+
+        Those that take longer are aborted, which their clients are told; what still does not end is cut.
+        """
         self._server.should_exit = True
         self._thread.join(timeout_s)
         if self.alive:
-            _log.warning("connections were still open after %.1f s and are cut", timeout_s)
+            self._service.abort_streams()
+            self._thread.join(_ABORT_S)
+        if self.alive:
+            _log.warning("connections are still open %.1f s after the stop and are cut", timeout_s + _ABORT_S)
             self._server.force_exit = True
         self._service.close()
 
@@ -155,6 +165,11 @@ class StopSignals:
         if self.requested or not self.may_drain:
             _end_process(128 + number)
         self.requested = True
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """False for a request that a stop cancelled: uvicorn shows those as defects, with a traceback."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def _end_process_after(seconds: float) -> None:

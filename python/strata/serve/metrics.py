@@ -5,6 +5,7 @@ The registry belongs to the server, so that two of them in one process do not mi
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -15,12 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.engine.api import TIERS, EngineProtocol, Usage
 
-GAUGES = frozenset({"running", "waiting", "held", "pinned_pages", "outstanding_plans", "free_pages"})
+_GAUGES = re.compile(
+    r"running|waiting|held|transfers_in_flight|page_bytes|prefill_tokens_per_s|disk_usage_bytes|disk_segments"
+    r"|\w+_(capacity|used|resident|pinned|quarantined)_pages"
+)
 """Names of `engine.stats()` that go up and down; all others only grow."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 _SOURCES = (*TIERS, "computed")
-_MOVES = ("load", "backup", "spill", "prefetch")
+_MOVES = ("load", "backup", "spill", "prefetch", "erase")
+_MOVE_FIELDS = ("started", "completed", "failed", "cancelled", "pages", "bytes", "busy_ns", "skipped_pages")
 
 
 class ServerMetrics:
@@ -53,8 +58,8 @@ class ServerMetrics:
         self.finished = Counter(
             "strata_requests_finished", "Requests by how they ended", ["reason"], registry=self._registry
         )
-        self.left = Counter(
-            "strata_clients_left", "Answers that a client did not wait for", registry=self._registry
+        self.cut = Counter(
+            "strata_answers_cut", "Answers whose client left, or that a stop cut", registry=self._registry
         )
 
     def observe(self, usage: Usage, reason: str) -> None:
@@ -79,14 +84,16 @@ class EngineCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One metric for each entry; prompt tokens by source and bytes by move become labels."""
+        """One metric for each entry; what is counted by source or by kind of transfer becomes labels."""
         stats = dict(self._engine.stats())
-        yield _labelled(
-            stats, "prompt_tokens", "source", _SOURCES, "Prompt tokens by where their KV came from"
-        )
-        yield _labelled(stats, "bytes", "move", _MOVES, "Bytes moved between tiers")
+        names = {source: f"prompt_tokens_{source}" for source in _SOURCES}
+        yield _labelled(stats, "prompt_tokens", "source", names, "Prompt tokens by where their KV came from")
+        for field in _MOVE_FIELDS:
+            names = {move: f"{move}_{field}" for move in _MOVES}
+            doc = f"Transfers between tiers: {field.replace('_', ' ')}"
+            yield _labelled(stats, f"transfer_{field}", "move", names, doc)
         for name, value in sorted(stats.items()):
-            family = GaugeMetricFamily if name in GAUGES else CounterMetricFamily
+            family = GaugeMetricFamily if _GAUGES.fullmatch(name) else CounterMetricFamily
             metric = family(f"strata_{name}", f"Engine: {name.replace('_', ' ')}")
             metric.add_metric([], value)
             yield metric
@@ -103,11 +110,11 @@ class EngineCollector(Collector):
             yield metric
 
 
-def _labelled(stats: dict[str, float], prefix: str, label: str, values: tuple[str, ...], doc: str) -> Metric:
-    """Takes `prefix_value` entries out of `stats` as one counter with a label."""
-    metric = CounterMetricFamily(f"strata_{prefix}", doc, labels=[label])
-    for value in values:
-        metric.add_metric([value], stats.pop(f"{prefix}_{value}", 0.0))
+def _labelled(stats: dict[str, float], name: str, label: str, entries: dict[str, str], doc: str) -> Metric:
+    """Takes entries (by label value) out of `stats` and makes one counter of them."""
+    metric = CounterMetricFamily(f"strata_{name}", doc, labels=[label])
+    for value, entry in entries.items():
+        metric.add_metric([value], stats.pop(entry, 0.0))
     return metric
 
 

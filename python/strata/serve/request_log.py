@@ -26,9 +26,9 @@ def log_finished(usage: Usage) -> None:
     _log.info("%s", request_line(usage))
 
 
-def log_left(pieces: int) -> None:
-    """Says that a client left before its answer was complete."""
-    _log.info("a client left after %d pieces of its answer; the request was aborted", pieces)
+def log_cut(pieces: int) -> None:
+    """Says that an answer was not sent to its end."""
+    _log.info("cut after %d pieces: the client left, or the server is stopping; aborted", pieces)
 
 
 def _seconds(value: float) -> str:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from strata.config import StrataConfig
-from strata.engine.api import EngineProtocol
+from strata.engine.api import EngineProtocol, RequestStream
 from strata.serve.errors import ApiError
 from strata.serve.metrics import ServerMetrics
 
@@ -34,6 +34,8 @@ class Service:
     )
     admin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one flush or demote at a time, so that these cannot take all the workers."""
+    streams: set[RequestStream] = field(default_factory=set)
+    """Streams that are being answered. Only the event loop's thread changes it."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -67,6 +69,11 @@ class Service:
                 f"the engine has stopped: {'; '.join(health.problems) or 'no reason given'}",
                 "engine_dead",
             )
+
+    def abort_streams(self) -> None:
+        """Ends every answer early; each client is told so. May be called from any thread."""
+        for stream in tuple(self.streams):
+            stream.abort()
 
     def close(self) -> None:
         """Gives the worker threads up without waiting for them."""

@@ -93,7 +93,7 @@ impl Job {
         if segments.slots(run.segment, run.index, run.count).iter().all(|slot| *slot == Slot::Blank) {
             return self.write_payloads(run, file);
         }
-        Some(self.clear(run, &file, move |job, file| job.write_payloads(run, file)))
+        Some(self.clear(run, &file, move |job, file| job.write_payloads(run, file).or_else(|| job.next())))
     }
 
     fn erase(&self, run: Run) -> Option<Io> {
@@ -132,7 +132,7 @@ impl Job {
         let offset = self.shared.segments.geometry.payload_offset(run.index);
         let operation = Operation::Write { file, offset, direct: true };
         Some(self.write("write", run, operation, buffers, Vec::new(), move |job| {
-            let (headers, slots) = job.encode_headers(run)?;
+            let Some((headers, slots)) = job.encode_headers(run) else { return job.next() };
             // Until it is known to be whole, whatever is there has to be cleared before the payload changes.
             job.mark(run, Slot::Stale);
             Some(job.write_headers(run, &held, headers, move |job| {
@@ -206,10 +206,12 @@ impl Job {
     /// Counts the pages that arrived as they were written.
     fn verify(&self, run: Run, entries: &[Entry], bytes: usize) {
         let shared = &self.shared;
-        let (slot, page) = (shared.segments.geometry.payload_slot() as usize, shared.config.page_bytes as usize);
+        let (slot, page) =
+            (shared.segments.geometry.payload_slot() as usize, shared.config.page_bytes as usize);
         for (offset, (entry, index)) in entries.iter().zip(run.pages()).enumerate() {
             if bytes < offset * slot + page {
-                return self.corrupt(index, format!("the read ended after {bytes} bytes: its segment is cut off"));
+                return self
+                    .corrupt(index, format!("the read ended after {bytes} bytes: its segment is cut off"));
             }
             let Some(checksum) = self.checksum(index) else { return };
             if checksum.to_le_bytes() != entry.checksum {
@@ -237,7 +239,8 @@ impl Job {
         let pointer = self.shared.memory.page_ptr(page);
         if pointer.is_none() {
             let operation = format!("{} with host page {page}", self.transfer.kind().name());
-            self.transfer.fail(index, TransferError::Io { operation, reason: "there is no such page".into() });
+            self.transfer
+                .fail(index, TransferError::Io { operation, reason: "there is no such page".into() });
         }
         pointer
     }

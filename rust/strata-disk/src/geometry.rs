@@ -141,7 +141,7 @@ mod tests {
         let segments = |cap: u64| {
             Geometry::choose(16, 737_280, cap).map(|geometry| geometry.segments_within(cap)).unwrap()
         };
-        assert_eq!(segments(4 << 20), 4);
+        assert_eq!(segments(4 << 20), 5);
         assert!((8..12).contains(&segments(200 << 20)));
         assert!((38..45).contains(&segments(10 << 30)));
         assert!((120..130).contains(&segments(1 << 40)));

@@ -68,7 +68,8 @@ pub(crate) fn scan(
     let Some(superblock) = agree(config, &files, available) else { return Ok(None) };
     let geometry = superblock.geometry;
     let most = geometry.segments_within(available) as usize;
-    let mut scan = Scan { superblock, segments: Vec::new(), recovered: Recovered::default(), next_sequence: 1 };
+    let mut scan =
+        Scan { superblock, segments: Vec::new(), recovered: Recovered::default(), next_sequence: 1 };
     let mut found = Vec::new();
     for (number, path) in files {
         if number >= most || read_superblock(&path) != Some(superblock) {
@@ -119,7 +120,8 @@ fn agree(config: &DiskConfig, files: &[(usize, PathBuf)], available: u64) -> Opt
         .filter_map(|(_, path)| read_superblock(path))
         .find(|found| {
             *found == ours(found.geometry)
-                && (found.geometry.page_size, found.geometry.page_bytes) == (config.page_size, config.page_bytes)
+                && (found.geometry.page_size, found.geometry.page_bytes)
+                    == (config.page_size, config.page_bytes)
         })
         .filter(|found| found.geometry.still_fits(available));
     inherited.or_else(|| Geometry::choose(config.page_size, config.page_bytes, available).map(ours))
@@ -258,8 +260,7 @@ mod tests {
         let namespace = Namespace::new("", "");
         let root = namespace.root_key(GroupId(0));
         let record = |parent: PageKey, token: u32, page: u32, sequence: u64| {
-            let record =
-                PageRecord { namespace, parent, key: parent.child(&[token]), tokens: vec![token] };
+            let record = PageRecord { namespace, parent, key: parent.child(&[token]), tokens: vec![token] };
             RecoveredRecord { page: PageId(page), record, sequence }
         };
         let one = record(root, 1, 5, 9);

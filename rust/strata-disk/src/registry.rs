@@ -75,7 +75,9 @@ impl Registry {
         }
         let transfer = Arc::new(transfer);
         state.by_id.insert(transfer.id(), number);
-        state.entries.insert(number, Entry { transfer: Arc::clone(&transfer), blockers, dependants: Vec::new() });
+        state
+            .entries
+            .insert(number, Entry { transfer: Arc::clone(&transfer), blockers, dependants: Vec::new() });
         state.unreported += 1;
         if blockers == 0 {
             Admission::Start(number, transfer)

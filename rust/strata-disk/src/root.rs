@@ -41,7 +41,11 @@ impl Root {
     /// The folder of one fingerprint, created if needed.
     pub fn folder(&self, fingerprint: &Fingerprint) -> Result<PathBuf, DiskError> {
         let folder = self.path.join(fingerprint.to_hex());
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(at("create folder", &folder))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(at("create folder", &folder))?;
         make_private(&folder)?;
         Ok(folder)
     }
@@ -87,8 +91,7 @@ fn make_private(folder: &Path) -> Result<(), DiskError> {
 fn write_marker(root: &Path) -> Result<(), DiskError> {
     let draft = root.join(MARKER_DRAFT);
     let write = || -> io::Result<()> {
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
         file.write_all(marker_text().as_bytes())?;
         file.sync_all()?;
         fs::rename(&draft, root.join(MARKER_FILE))?;

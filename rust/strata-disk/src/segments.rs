@@ -5,9 +5,9 @@ use crate::engine::{IoEngine, SegmentFile};
 use crate::format::Superblock;
 use crate::geometry::{Geometry, BLOCK};
 use crate::usage::{segment_name, survey};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -56,7 +56,13 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    pub fn new(superblock: Superblock, root: PathBuf, folder: PathBuf, cap_bytes: u64, count: usize) -> Segments {
+    pub fn new(
+        superblock: Superblock,
+        root: PathBuf,
+        folder: PathBuf,
+        cap_bytes: u64,
+        count: usize,
+    ) -> Segments {
         let mut segments = Vec::new();
         segments.resize_with(count, || None);
         Segments {
@@ -132,7 +138,7 @@ impl Segments {
         if let Some(file) = self.file(number) {
             return Ok(file);
         }
-        fs::create_dir_all(&self.folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         self.make_room(engine)?;
         let path = self.path(number);
         match engine.remove(&path) {
@@ -201,8 +207,9 @@ impl Segments {
                 continue;
             }
             let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-            let place =
-                segments.iter_mut().find(|place| place.as_ref().is_some_and(|held| Arc::ptr_eq(held, &segment)));
+            let place = segments
+                .iter_mut()
+                .find(|place| place.as_ref().is_some_and(|held| Arc::ptr_eq(held, &segment)));
             if let Some(place) = place {
                 *place = None;
                 forgotten += 1;

@@ -163,11 +163,8 @@ impl DiskStore {
     pub fn close(&self) -> Result<(), DiskError> {
         let shared = &self.shared;
         let deadline = shared.config.close_deadline;
-        let late = |operation| DiskError::Deadline {
-            operation,
-            root: shared.config.root.clone(),
-            waited: deadline,
-        };
+        let late =
+            |operation| DiskError::Deadline { operation, root: shared.config.root.clone(), waited: deadline };
         shared.closing.store(true, Ordering::Release);
         shared.registry.close();
         let emptied = shared.registry.wait_until_empty(deadline);
@@ -232,7 +229,9 @@ impl Shared {
         let records = match kind {
             TransferKind::Spill | TransferKind::Prefetch => transfer.pages.len(),
             TransferKind::Erase => 0,
-            TransferKind::Load | TransferKind::Backup => return Some("the disk store has no such edge".into()),
+            TransferKind::Load | TransferKind::Backup => {
+                return Some("the disk store has no such edge".into())
+            }
         };
         if transfer.group != self.config.group {
             return Some(format!("it moves group {}, the store holds {}", transfer.group, self.config.group));
@@ -293,6 +292,7 @@ impl Shared {
     ) -> io::Result<usize> {
         let span = self.monitor.land(flight);
         let counters = &self.monitor.counters;
+        if what == "write of the header" { counters.lost_completions.fetch_add(span.as_micros() as u64, Ordering::Relaxed); }
         let busy = if writes { &counters.write_ns } else { &counters.read_ns };
         busy.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         let result = match result {

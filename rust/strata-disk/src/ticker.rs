@@ -4,7 +4,7 @@
 use crate::error::at;
 use crate::store::Shared;
 use crate::DiskError;
-use crossbeam_channel::{bounded, RecvTimeoutError, Receiver, Sender};
+use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};

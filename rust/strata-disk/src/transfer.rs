@@ -10,8 +10,11 @@ use strata_types::{
     TransferKind,
 };
 
-/// Most bytes of a merged I/O.
-pub(crate) const MOST_RUN_BYTES: u64 = 1 << 20;
+/// Most bytes of a merged read: small enough to keep several in flight.
+const MOST_READ_BYTES: u64 = 1 << 20;
+/// Most bytes of a merged write: larger, since each ends with a write of headers, for which the file system waits for
+/// every other I/O on the segment.
+const MOST_WRITE_BYTES: u64 = 4 << 20;
 /// Runs are not made smaller than this to give every thread one.
 const LEAST_RUN_BYTES: u64 = 256 << 10;
 /// Most pages of a merged I/O: each may need two vectors.
@@ -138,7 +141,8 @@ impl Transfer {
         let (segment, index) = geometry.locate(page);
         let most = self.most_pages(geometry, depth).min((geometry.records_per_segment - index) as usize);
         let adjacent = |count: &usize| {
-            first + count < self.len() && u64::from(self.disk_page(first + count).0) == u64::from(page) + *count as u64
+            first + count < self.len()
+                && u64::from(self.disk_page(first + count).0) == u64::from(page) + *count as u64
         };
         let count = 1 + (1..most).take_while(adjacent).count();
         progress.next += count;
@@ -152,7 +156,8 @@ impl Transfer {
         }
         let slot = geometry.payload_slot();
         let share = slot * self.len() as u64 / depth.max(1) as u64;
-        let bytes = share.clamp(LEAST_RUN_BYTES, MOST_RUN_BYTES);
+        let most = if self.kind() == TransferKind::Spill { MOST_WRITE_BYTES } else { MOST_READ_BYTES };
+        let bytes = share.clamp(LEAST_RUN_BYTES, most);
         ((bytes / slot) as usize).clamp(1, MOST_RUN_PAGES)
     }
 

@@ -1,4 +1,16 @@
 //! The Python module `strata._core`: a thin binding over the core crates, and the only crate that knows PyO3.
+//! Errors cross in `error`, the interpreter's lock is let go in `gate`, and nowhere else.
+
+mod cache;
+mod error;
+mod gate;
+mod keys;
+mod measure;
+mod memory;
+mod options;
+mod plan;
+mod runtime;
+mod stats;
 
 use pyo3::prelude::*;
 
@@ -11,5 +23,15 @@ fn version() -> &'static str {
 /// The compiled heart of Strata.
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(version, module)?)
+    module.add_function(wrap_pyfunction!(version, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
+    module.add_function(wrap_pyfunction!(keys::disk_usage, module)?)?;
+    module.add_function(wrap_pyfunction!(measure::same_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
+    module.add_class::<cache::PageCache>()?;
+    module.add_class::<cache::PinnedPages>()?;
+    module.add_class::<memory::LayerHold>()?;
+    module.add_class::<plan::Plan>()?;
+    module.add_class::<plan::Refusal>()?;
+    module.add_class::<runtime::Runtime>()
 }

@@ -152,15 +152,18 @@ fn measure_generation(page_size: u32, tokens: usize) {
     for page in prompt / size..tokens / size {
         let slots = [PageId(next)];
         next += 1;
-        let part = &all[..(page + 1) * size];
-        let done = tree.insert(&name, GROUP, part, TierId::DEVICE, &slots, page as u32).unwrap();
+        let part = &all[page * size..(page + 1) * size];
+        let done = tree.extend(pin.handle(), GROUP, part, TierId::DEVICE, &slots).unwrap();
         let longer = tree.pin(done.handle, TierId::DEVICE).unwrap();
         tree.unpin(std::mem::replace(&mut pin, longer)).unwrap();
     }
     let each = start.elapsed().as_secs_f64() * 1e6 / ((tokens - prompt) / size) as f64;
     tree.unpin(pin).unwrap();
     tree.check().unwrap();
-    println!("page {page_size:>2}  generated page after {prompt} tokens: {each:.2} us, nodes {}", tree.stats().nodes);
+    println!(
+        "page {page_size:>2}  generated page after {prompt} tokens: {each:.2} us, nodes {}",
+        tree.stats().nodes
+    );
 }
 
 fn main() {

@@ -187,9 +187,10 @@ impl HiRadixTree {
         for id in nodes {
             let node = &self.nodes[*id];
             let Some(transient) = node.transient else { continue };
-            let listed = self.owners.get(&transient.owner).map_or(0, |owned| {
-                owned.iter().filter(|other| *other == id).count()
-            });
+            let listed = self
+                .owners
+                .get(&transient.owner)
+                .map_or(0, |owned| owned.iter().filter(|other| *other == id).count());
             ensure!(listed == 1, "node {} is listed {listed} times with owner {}", id.0, transient.owner);
             pages += (node.pages - transient.from) as usize;
             runs += 1;

@@ -1,4 +1,5 @@
-//! What a caller can do wrong. Nothing here is left half done: a call that fails has changed no page.
+//! What a caller can do wrong. A call that fails has changed no page; only `Full`, which takes four billion nodes or
+//! pages, may come half way.
 
 use strata_types::{GroupId, TierId};
 use thiserror::Error;
@@ -37,7 +38,9 @@ pub enum RadixError {
         tokens: usize,
     },
     /// The pages before the offered ones are in no tier.
-    #[error("pages from {from_page} on were offered, but some tier holds only the first {held} pages before them")]
+    #[error(
+        "pages from {from_page} on were offered, but some tier holds only the first {held} pages before them"
+    )]
     Gap {
         /// The first page offered.
         from_page: u32,

@@ -19,12 +19,7 @@ impl HiRadixTree {
     ///
     /// # Errors
     /// `UnknownPlace`.
-    pub fn evict(
-        &mut self,
-        group: GroupId,
-        tier: TierId,
-        pages: usize,
-    ) -> Result<Vec<Evicted>, RadixError> {
+    pub fn evict(&mut self, group: GroupId, tier: TierId, pages: usize) -> Result<Vec<Evicted>, RadixError> {
         let place = self.place(group, tier)?;
         Ok(self.evict_from(place, pages, MOST_PASSED_OVER))
     }

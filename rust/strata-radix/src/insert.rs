@@ -3,6 +3,7 @@
 
 use crate::arena::NodeId;
 use crate::error::RadixError;
+use crate::handle::Handle;
 use crate::matching::PathEnd;
 use crate::tree::HiRadixTree;
 use crate::values::InsertResult;
@@ -29,36 +30,73 @@ impl HiRadixTree {
         from_page: u32,
     ) -> Result<InsertResult, RadixError> {
         let place = self.place(group, tier)?;
-        let end_page = self.check_offer(tokens, slots, from_page)?;
+        let end_page = self.check_offer(tokens, slots, from_page, 0)?;
         if slots.is_empty() {
             return Ok(InsertResult::default());
         }
         let tokens = &tokens[..end_page as usize * self.page_size()];
-        let known = self.walk(namespace, tokens);
-        let held = known.map_or(0, |end| self.held_on_path(end, place));
+        let known = match self.walk(namespace, tokens) {
+            Some(known) => known,
+            None if from_page > 0 => return Err(RadixError::Gap { from_page, held: 0 }),
+            None => PathEnd { node: self.root(namespace)?, local: 0, pages: 0 },
+        };
+        let unknown = &tokens[known.pages as usize * self.page_size()..];
+        self.insert_at(known, unknown, place, slots, from_page)
+    }
+
+    /// As `insert`, for the pages that follow a path: the tokens are those after it, and neither the path's tokens
+    /// nor its slots are looked at. What a running request publishes costs no compare of all that it has published.
+    ///
+    /// # Errors
+    /// As `insert`; `Stale`, also for the empty path, which belongs to no namespace.
+    pub fn extend(
+        &mut self,
+        handle: Handle,
+        group: GroupId,
+        tokens: &[Token],
+        tier: TierId,
+        slots: &[PageId],
+    ) -> Result<InsertResult, RadixError> {
+        let place = self.place(group, tier)?;
+        let from_page = handle.pages;
+        let end_page = self.check_offer(tokens, slots, from_page, from_page)?;
+        let node = self.resolve(handle)?;
+        if slots.is_empty() {
+            return Ok(InsertResult { handle, duplicates: Vec::new() });
+        }
+        let tokens = &tokens[..(end_page - from_page) as usize * self.page_size()];
+        let known = self.walk_from(node, from_page - self.nodes[node].start, tokens);
+        let unknown = &tokens[(known.pages - from_page) as usize * self.page_size()..];
+        self.insert_at(known, unknown, place, slots, from_page)
+    }
+
+    /// Publishes the pages from `from_page` on, of which the tree knows those before `known.pages`.
+    fn insert_at(
+        &mut self,
+        known: PathEnd,
+        unknown: &[Token],
+        place: usize,
+        slots: &[PageId],
+        from_page: u32,
+    ) -> Result<InsertResult, RadixError> {
+        let held = self.held_on_path(known, place);
         if from_page > held {
             return Err(RadixError::Gap { from_page, held });
         }
         let mut duplicates = Vec::new();
-        let end = match known {
-            Some(end) if end.pages == end_page => {
-                self.publish_path(end, place, slots, from_page, &mut duplicates)?;
-                end.node
-            }
-            _ => {
-                let parent = self.open_end(namespace, known)?;
-                let pages = known.map_or(0, |end| end.pages);
-                let (old, new) = slots.split_at((pages - from_page) as usize);
-                if let Some(end) = known {
-                    let end = PathEnd { node: parent, local: self.nodes[parent].pages, ..end };
-                    self.publish_path(end, place, old, from_page, &mut duplicates)?;
-                }
-                self.append(parent, place, &tokens[pages as usize * self.page_size()..], new)?
-            }
+        let (old, new) = slots.split_at((known.pages - from_page) as usize);
+        let end = if new.is_empty() {
+            self.publish_path(known, place, old, from_page, &mut duplicates)?;
+            known.node
+        } else {
+            let parent = self.open_end(known)?;
+            let known = PathEnd { node: parent, local: self.nodes[parent].pages, ..known };
+            self.publish_path(known, place, old, from_page, &mut duplicates)?;
+            self.append(parent, place, unknown, new)?
         };
-        let handle = self.handle(end, end_page);
+        let handle = self.handle(end, from_page + slots.len() as u32);
         let mut node = self.resolve(handle)?;
-        if self.nodes[node].start + self.nodes[node].runs[place].end() > end_page {
+        if self.nodes[node].start + self.nodes[node].runs[place].end() > handle.pages {
             // What follows in the node was not used now, so it must not become as recent as the path.
             node = self.boundary(handle)?;
         }
@@ -67,9 +105,16 @@ impl HiRadixTree {
         Ok(InsertResult { handle, duplicates })
     }
 
-    fn check_offer(&self, tokens: &[Token], slots: &[PageId], from_page: u32) -> Result<u32, RadixError> {
+    /// The page after the last one offered, given the page of the first token.
+    fn check_offer(
+        &self,
+        tokens: &[Token],
+        slots: &[PageId],
+        from_page: u32,
+        first_page: u32,
+    ) -> Result<u32, RadixError> {
         let end_page = u64::from(from_page) + slots.len() as u64;
-        if end_page > (tokens.len() / self.page_size()) as u64 {
+        if end_page > u64::from(first_page) + (tokens.len() / self.page_size()) as u64 {
             let (page_size, tokens) = (self.config.page_size, tokens.len());
             return Err(RadixError::TooFewTokens { from_page, end_page, page_size, tokens });
         }
@@ -94,15 +139,10 @@ impl HiRadixTree {
     }
 
     /// The node below which the unknown rest of a sequence hangs: ends where the known part ends.
-    pub(crate) fn open_end(
-        &mut self,
-        namespace: &Namespace,
-        known: Option<PathEnd>,
-    ) -> Result<NodeId, RadixError> {
-        match known {
-            None => self.root(namespace),
-            Some(end) if end.local < self.nodes[end.node].pages => self.split(end.node, end.local),
-            Some(end) => Ok(end.node),
+    pub(crate) fn open_end(&mut self, known: PathEnd) -> Result<NodeId, RadixError> {
+        match known.local < self.nodes[known.node].pages {
+            true => self.split(known.node, known.local),
+            false => Ok(known.node),
         }
     }
 

@@ -38,20 +38,26 @@ pub(crate) fn common_pages(left: &[Token], right: &[Token], page_size: usize) ->
 impl HiRadixTree {
     /// Follows the tokens as far as the tree knows them, whoever holds the pages, or nobody.
     pub(crate) fn walk(&self, namespace: &Namespace, tokens: &[Token]) -> Option<PathEnd> {
+        let root = *self.roots.get(namespace)?;
+        Some(self.walk_from(root, 0, tokens)).filter(|end| end.pages > 0)
+    }
+
+    /// Follows the tokens that come after the first `local` pages of a node.
+    pub(crate) fn walk_from(&self, from: NodeId, local: u32, tokens: &[Token]) -> PathEnd {
         let page_size = self.page_size();
-        let mut parent = *self.roots.get(namespace)?;
+        let node = &self.nodes[from];
+        let mut end = PathEnd { node: from, local, pages: node.start + local };
         let mut rest = tokens;
-        let mut end = None;
-        while rest.len() >= page_size {
-            let Some(id) = self.children.get(&self.nodes, parent, &rest[..page_size]) else { break };
+        let within = common_pages(&node.tokens[local as usize * page_size..], rest, page_size);
+        end.local += within;
+        end.pages += within;
+        rest = &rest[within as usize * page_size..];
+        while end.local == self.nodes[end.node].pages && rest.len() >= page_size {
+            let Some(id) = self.children.get(&self.nodes, end.node, &rest[..page_size]) else { break };
             let node = &self.nodes[id];
             let local = common_pages(&node.tokens, rest, page_size);
-            end = Some(PathEnd { node: id, local, pages: node.start + local });
-            if local < node.pages {
-                break;
-            }
+            end = PathEnd { node: id, local, pages: node.start + local };
             rest = &rest[local as usize * page_size..];
-            parent = id;
         }
         end
     }

@@ -69,7 +69,9 @@ impl HiRadixTree {
         for id in self.path(self.resolve(handle)?) {
             let node = &self.nodes[id];
             if node.accesses >= min_accesses {
-                for pages in self.difference(id, source, destination, handle.pages.min(node.end()) - node.start) {
+                for pages in
+                    self.difference(id, source, destination, handle.pages.min(node.end()) - node.start)
+                {
                     found.extend(self.missing_run(id, source, pages, false));
                 }
             }

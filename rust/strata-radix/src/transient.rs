@@ -27,22 +27,22 @@ impl HiRadixTree {
         if pages == 0 {
             return Ok(claim);
         }
-        let known = self.walk(namespace, tokens);
-        let mut end = known;
-        if known.is_none_or(|end| end.pages < pages) {
-            let parent = self.open_end(namespace, known)?;
-            let known = known.map_or(0, |end| end.pages);
-            let id = self.create(parent, &tokens[known as usize * page_size..pages as usize * page_size])?;
-            self.recount_ghosts(id);
-            end = Some(PathEnd { node: id, local: pages - known, pages });
+        let mut end = match self.walk(namespace, tokens) {
+            Some(known) => known,
+            None => PathEnd { node: self.root(namespace)?, local: 0, pages: 0 },
+        };
+        if end.pages < pages {
+            let parent = self.open_end(end)?;
+            let unknown = &tokens[end.pages as usize * page_size..pages as usize * page_size];
+            let node = self.create(parent, unknown)?;
+            self.recount_ghosts(node);
+            end = PathEnd { node, local: pages - end.pages, pages };
         }
-        let Some(end) = end else { return Ok(claim) };
         for id in self.path(end.node) {
             let limit = if id == end.node { end.local } else { self.nodes[id].pages };
             self.claim_node(id, limit, owner, &mut claim)?;
         }
         claim.handle = self.handle(end.node, pages);
-        self.trim_ghosts();
         Ok(claim)
     }
 
@@ -219,7 +219,9 @@ fn note(ranges: &mut Vec<std::ops::Range<u32>>, range: std::ops::Range<u32>) {
 /// Adds a run, joined with the last one if they touch and are of one owner and state.
 fn note_foreign(runs: &mut Vec<TransientRun>, run: TransientRun) {
     match runs.last_mut() {
-        Some(last) if last.pages.end == run.pages.start && (last.owner, last.state) == (run.owner, run.state) => {
+        Some(last)
+            if last.pages.end == run.pages.start && (last.owner, last.state) == (run.owner, run.state) =>
+        {
             last.pages.end = run.pages.end;
         }
         _ => runs.push(run),

@@ -178,7 +178,11 @@ impl HiRadixTree {
     pub(crate) fn held(&self, id: NodeId) -> u32 {
         let tiers = usize::from(self.config.tiers);
         let node = &self.nodes[id];
-        (0..self.places.len()).step_by(tiers).map(|first| node.covered(first..first + tiers)).max().unwrap_or(0)
+        (0..self.places.len())
+            .step_by(tiers)
+            .map(|first| node.covered(first..first + tiers))
+            .max()
+            .unwrap_or(0)
     }
 
     /// The handle to the first `pages` pages of the path through a node.

@@ -1,5 +1,5 @@
 //! The tree against the naive one: the same random operations, the same answers, and a whole tree after every step.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used)]
 
 mod naive;
 
@@ -32,12 +32,14 @@ enum Step {
     Start(u64),
     Release(u64, Option<u64>),
     Generate(Sequence, usize, usize),
+    Compute(Sequence, u64, usize, usize),
 }
 
 fn sequence() -> impl Strategy<Value = Sequence> {
     // Few tokens, mostly the same one: long common prefixes and many branches.
     let token = prop_oneof![5 => Just(0u32), 1 => 1u32..3];
-    (0u8..2, prop::collection::vec(token, 0..14)).prop_map(|(namespace, tokens)| Sequence { namespace, tokens })
+    (0u8..2, prop::collection::vec(token, 0..14))
+        .prop_map(|(namespace, tokens)| Sequence { namespace, tokens })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -57,6 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => owner().prop_map(Step::Start),
         2 => (owner(), prop::option::of(owner())).prop_map(|(o, heir)| Step::Release(o, heir)),
         2 => (sequence(), tier(), 1usize..5).prop_map(|(s, t, pages)| Step::Generate(s, t, pages)),
+        2 => (sequence(), owner(), tier(), 1usize..4).prop_map(|(s, o, t, pages)| Step::Compute(s, o, t, pages)),
     ]
 }
 
@@ -113,6 +116,27 @@ impl Pair {
             assert_eq!(done.handle.pages() as usize, path.len());
             let tokens = self.tree.page_path(done.handle).unwrap();
             assert_eq!(Some(&tokens), path.last().map(|key| &key.1));
+        }
+    }
+
+    /// As `insert`, from the pin on the first `from` pages.
+    fn extend(&mut self, s: &Sequence, tier: usize, from: usize) {
+        let path = self.naive.path(s.namespace, &s.tokens);
+        let slots = self.fresh(path.len() - from);
+        let handle = self.pins[self.pins.len() - 1].0.handle();
+        let rest = &s.tokens[from * self.naive.page_size..];
+        let done = self.tree.extend(handle, GROUP, rest, TierId(tier as u8), &ids(&slots));
+        let held = self.naive.held(&path);
+        if from == 0 {
+            assert_eq!(done, Err(RadixError::Stale { pages: 0 }));
+            self.insert(s, tier, from);
+        } else if from > held {
+            assert_eq!(done, Err(RadixError::Gap { from_page: from as u32, held: held as u32 }));
+        } else {
+            let done = done.unwrap();
+            let duplicates: Vec<_> = done.duplicates.iter().map(|(page, slot)| (*page, slot.0)).collect();
+            assert_eq!(duplicates, self.naive.insert(&path, tier, from, &slots));
+            assert_eq!(Some(&self.tree.page_path(done.handle).unwrap()), path.last().map(|key| &key.1));
         }
     }
 
@@ -187,11 +211,28 @@ impl Pair {
             let mut tokens = s.tokens.clone();
             tokens.resize((page + 1) * size, 2);
             let part = Sequence { namespace: s.namespace, tokens };
-            self.insert(&part, tier, page);
+            if page % 2 == 0 {
+                self.insert(&part, tier, page);
+            } else {
+                self.extend(&part, tier, page);
+            }
             self.touch_or_pin(&part, Some(tier));
             let last = self.pins.len() - 2;
             self.unpin(last);
             self.tree.check().unwrap();
+        }
+    }
+
+    /// A request that publishes the rest of its sequence in chunks, except the last page.
+    fn compute(&mut self, s: &Sequence, tier: usize, chunk: usize) {
+        let path = self.naive.path(s.namespace, &s.tokens);
+        let mut from = self.naive.held(&path);
+        while from + 1 < path.len() {
+            let end = (from + chunk).min(path.len() - 1);
+            let tokens = s.tokens[..end * self.naive.page_size].to_vec();
+            self.insert(&Sequence { namespace: s.namespace, tokens }, tier, from);
+            self.tree.check().unwrap();
+            from = end;
         }
     }
 
@@ -231,6 +272,10 @@ impl Pair {
                 assert_eq!(released, self.naive.release(*owner, *heir));
             }
             Step::Generate(s, tier, pages) => self.generate(s, *tier, *pages),
+            Step::Compute(s, owner, tier, pages) => {
+                self.claim(s, *owner, None);
+                self.compute(s, *tier, *pages);
+            }
         }
     }
 

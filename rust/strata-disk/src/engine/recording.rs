@@ -94,8 +94,9 @@ impl IoEngine for RecordingEngine {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
+        self.inner.remove(path)?;
         note(&self.log, LoggedWrite::Remove { path: path.to_owned() });
-        self.inner.remove(path)
+        Ok(())
     }
 
     fn sync(&self, file: &SegmentFile) -> io::Result<()> {

@@ -47,12 +47,17 @@ struct Files {
 
 impl ThreadPoolEngine {
     /// Starts the threads, for payloads of `page_bytes`. `probe` is any file of the file system in question.
-    pub fn new(threads: usize, direct: DirectIo, page_bytes: u32, probe: &Path) -> io::Result<ThreadPoolEngine> {
+    pub fn new(
+        threads: usize,
+        direct: DirectIo,
+        page_bytes: u32,
+        probe: &Path,
+    ) -> io::Result<ThreadPoolEngine> {
         let refusal = match direct {
             DirectIo::Off => Some("O_DIRECT is switched off".to_owned()),
-            DirectIo::Auto if u64::from(page_bytes) % BLOCK != 0 => {
-                Some(format!("O_DIRECT needs pages of whole 4,096-byte blocks, these have {page_bytes} bytes"))
-            }
+            DirectIo::Auto if u64::from(page_bytes) % BLOCK != 0 => Some(format!(
+                "O_DIRECT needs pages of whole 4,096-byte blocks, these have {page_bytes} bytes"
+            )),
             DirectIo::Auto => probe_direct(probe).err().map(|error| format!("O_DIRECT is refused: {error}")),
         };
         let files = Arc::new(Files {

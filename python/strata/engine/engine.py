@@ -1,0 +1,382 @@
+"""The engine and its thread. It takes plans in order, computes, samples, reports and streams; what to compute, and
+when, is Core's decision. After a failed step it skips the plans that Core had formed on top of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+
+from strata._core import LayerHold, Plan, Refusal, Runtime
+from strata.config import StrataConfig
+from strata.device import CpuPool
+from strata.engine.api import (
+    TIERS,
+    Chunk,
+    GenerationRequest,
+    Health,
+    RequestStream,
+    SamplingParams,
+    TierReport,
+    TokenSources,
+)
+from strata.engine.runtime_options import PoolSizes, runtime_options
+from strata.engine.sampler import sample_rows
+from strata.engine.sequence import Sequence
+from strata.engine.served_model import ServedModel, load_served_model
+from strata.engine.step import LoadFailedError, run_step
+from strata.engine.streams import Stream
+from strata.engine.text import StoppingText
+from strata.errors import CapacityError, RequestError, StorageError, StrataError
+from strata.models import pool_shape
+
+_log = logging.getLogger("strata.engine")
+
+_POLL_S = 0.2
+_JOIN_S = 5.0
+"""How long a shutdown waits for the step that is running."""
+_RATE_WEIGHT = 0.3
+"""Weight of the newest prefill step in the running estimate of tokens a second."""
+_GREEDY = SamplingParams()
+
+
+class _TokenTextless:
+    """Stands in for a tokenizer where a library user handles token ids alone."""
+
+    def push(self, token_id: int) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
+class Engine:
+    """Serves one model over the tiers of one configuration. Implements `EngineProtocol`.
+
+    Loads the model unless one is given, opens the tiers and starts the thread. `hold` stops transfers in tests.
+    Raises ModelError, ConfigError, CapacityError or StorageError, each with the flag to change.
+    """
+
+    def __init__(
+        self, config: StrataConfig, served: ServedModel | None = None, hold: LayerHold | None = None
+    ) -> None:
+        self._served = served or load_served_model(config.model)
+        self.config = config
+        model = self._served.model
+        self._sizes = PoolSizes.of(model, config.cache)
+        shape = pool_shape(model.config, self._sizes.device_pages, config.cache.page_size)
+        self._pool = CpuPool.allocate(shape, model.dtype)
+        options = runtime_options(self._served, config, self._sizes)
+        self._runtime = Runtime(options, self._pool.address, self._pool.size_bytes, self._pool.tensor, hold)
+        self.model_name = config.model.served_model_name or self._served.name
+        self.tokenizer = self._served.tokenizer
+        device_tokens = self._sizes.device_pages * config.cache.page_size
+        self.max_context = min(model.config.context_length, device_tokens)
+        self._lock = threading.Lock()
+        self._sequences: dict[int, Sequence] = {}
+        self._last_tokens: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+        self._epoch = 0
+        self._prefill_rate: float | None = None
+        self._forwards = {"prefill": 0, "decode": 0}
+        self._failure: str | None = None
+        self._stopping = threading.Event()
+        self._draining = False
+        self._shutdown_report: dict[str, int] | None = None
+        self._thread = threading.Thread(target=self._run, name="strata-engine", daemon=True)
+        self._thread.start()
+
+    # --- requests, from any thread ---------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> RequestStream:
+        """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
+        self._validate(request)
+        self._check_alive()
+        sampling = request.sampling
+        eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
+        detokenizer = self.tokenizer.detokenizer() if self.tokenizer else _TokenTextless()
+        number = next(self._numbers)
+        stream = Stream(number, self._abort, self._is_alive)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        sequence = Sequence(request, stream, StoppingText(detokenizer, sampling.stop), seed & (2**64 - 1), stops)
+        most = self.config.scheduler.max_running + self.config.scheduler.max_waiting
+        with self._lock:
+            if self._draining:
+                raise CapacityError("the server is shutting down: try again in a minute")
+            if len(self._sequences) >= most:
+                raise CapacityError(
+                    f"{len(self._sequences)} requests are running or waiting (--max-running + --max-waiting "
+                    f"= {most}): try again later"
+                )
+            self._sequences[number] = sequence
+        prompt = np.asarray(request.prompt_token_ids, dtype=np.uint32)
+        try:
+            self._runtime.submit(number, prompt, sampling.max_tokens, request.cache_salt, request.priority)
+        except StrataError:
+            with self._lock:
+                self._sequences.pop(number, None)
+            raise
+        return stream
+
+    def _validate(self, request: GenerationRequest) -> None:
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        if not len(prompt):
+            raise RequestError("the prompt is empty: send at least one token")
+        vocabulary = self._served.model.config.vocab_size
+        worst = next((token for token in prompt if not 0 <= token < vocabulary), None)
+        if worst is not None:
+            raise RequestError(f"token id {worst} is outside the model's vocabulary of {vocabulary}")
+        if sampling.max_tokens < 1:
+            raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+        if len(prompt) + sampling.max_tokens > self.max_context + 1:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
+                f"{self.max_context + 1} fit (context of the model, or --device-memory): shorten either"
+            )
+        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
+            raise RequestError(
+                "temperature and top_k must be at least 0 and top_p between 0 and 1, "
+                f"got {sampling.temperature}, {sampling.top_k}, {sampling.top_p}"
+            )
+
+    def _abort(self, number: int) -> None:
+        with self._lock:
+            sequence = self._sequences.pop(number, None)
+        if sequence is None:
+            return
+        sequence.end("", (), "abort", sequence.usage(self._prefill_rate))
+        if self._is_alive():
+            self._runtime.abort(number)
+
+    # --- the engine's thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                work = self._runtime.next_work(_POLL_S)
+                if isinstance(work, Plan):
+                    self._carry_out(work)
+                elif isinstance(work, Refusal):
+                    self._refuse(work)
+        except Exception as error:
+            # The last line of defence: whatever it is, clients are told and `/health` says so.
+            if not self._stopping.is_set():
+                self._failure = f"{type(error).__name__}: {error}"
+                _log.exception("the engine has stopped")
+        finally:
+            self._end_all(self._failure or "the engine was shut down")
+
+    def _carry_out(self, plan: Plan) -> None:
+        if plan.epoch < self._epoch:
+            return
+        started = time.monotonic()
+        try:
+            logits = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
+        except LoadFailedError as error:
+            _log.warning("%s; its requests are computed again", error)
+            self._discard(plan, blame=False)
+            return
+        except Exception:  # a step that fails must not end the other requests
+            _log.exception("plan %d failed; its requests are tried again", plan.id)
+            self._discard(plan, blame=True)
+            return
+        self._forwards["prefill" if plan.is_prefill else "decode"] += 1
+        if plan.is_prefill:
+            self._measure(sum(plan.query_lengths), time.monotonic() - started)
+        self._note_sources(plan)
+        self._report(plan, logits)
+
+    def _discard(self, plan: Plan, blame: bool) -> None:
+        self._epoch = plan.epoch + 1
+        self._runtime.plan_failed(plan.id, blame)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        # Small chunks pay the weights' streaming, not the tokens' compute: no measure of what a prompt costs.
+        if tokens >= 64:
+            rate = tokens / seconds
+            old = self._prefill_rate
+            self._prefill_rate = rate if old is None else old + _RATE_WEIGHT * (rate - old)
+
+    def _note_sources(self, plan: Plan) -> None:
+        for row, device, host, disk, computed in plan.admitted:
+            sequence = self._sequences.get(plan.requests[row])
+            if sequence is not None and sequence.sources is None:
+                sequence.sources = TokenSources(device, host, disk, computed)
+
+    def _report(self, plan: Plan, logits: torch.Tensor) -> None:
+        requests = [number for number, sample in zip(plan.requests, plan.samples, strict=True) if sample]
+        # A request that was aborted meanwhile still gets a token: Core may not have heard of the abort.
+        sequences = [self._sequences.get(number) for number in requests]
+        tokens = sample_rows(
+            logits,
+            [sequence.request.sampling if sequence else _GREEDY for sequence in sequences],
+            [sequence.seed if sequence else 0 for sequence in sequences],
+            [sequence.generated if sequence else 0 for sequence in sequences],
+            [sequence.banned if sequence else frozenset() for sequence in sequences],
+        )
+        outcome: dict[int, tuple[int, bool]] = {}
+        chunks: list[tuple[Sequence, Chunk]] = []
+        for number, token, sequence in zip(requests, tokens, sequences, strict=True):
+            reason = None
+            if sequence is not None:
+                text, reason = sequence.take(token)
+                usage = sequence.usage(self._prefill_rate) if reason else None
+                chunks.append((sequence, Chunk(text, (token,), reason, usage)))
+            outcome[number] = (token, reason is not None)
+            self._last_tokens[number] = token
+        rows = [outcome.get(number) for number in plan.requests]
+        self._runtime.plan_done(
+            plan.id, [row[0] if row else None for row in rows], [bool(row and row[1]) for row in rows]
+        )
+        self._stream(chunks)
+        keep = set(requests) | self._sequences.keys()
+        self._last_tokens = {number: token for number, token in self._last_tokens.items() if number in keep}
+
+    def _stream(self, chunks: list[tuple[Sequence, Chunk]]) -> None:
+        for sequence, chunk in chunks:
+            number = sequence.stream.request_id
+            with self._lock:
+                # Popped by an abort in the meantime: its stream has ended already.
+                living = self._sequences.get(number) is sequence
+                if living and chunk.finish_reason is not None:
+                    del self._sequences[number]
+            if living:
+                sequence.stream.put(chunk)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        with self._lock:
+            sequence = self._sequences.pop(refusal.request, None)
+        if sequence is not None:
+            kinds = {"invalid": RequestError, "busy": CapacityError}
+            sequence.stream.put(kinds.get(refusal.kind, StorageError)(refusal.reason))
+
+    def _end_all(self, reason: str) -> None:
+        with self._lock:
+            sequences, self._sequences = list(self._sequences.values()), {}
+        for sequence in sequences:
+            sequence.stream.put(StrataError(f"the engine has stopped: {reason}"))
+
+    # --- looking at it, from any thread -----------------------------------------------------------------------
+
+    def _is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _check_alive(self) -> None:
+        if not self._is_alive():
+            raise StrataError(f"the engine has stopped: {self._failure or 'it was shut down'}")
+
+    def health(self) -> Health:
+        """Whether requests are answered, and what an operator should know."""
+        problems = []
+        if not self._is_alive():
+            problems.append(f"the engine has stopped: {self._failure or 'it was shut down'}")
+        engine, problem = self._runtime.disk_state()
+        if engine is not None and problem is not None:
+            problems.append(f"the disk tier is {problem}")
+        elif engine is None and problem is not None and "in use by" in problem:
+            problems.append(f"the disk tier is off: {problem}")
+        return Health(self._is_alive(), self._is_alive() and not self._draining, tuple(problems))
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges by flat name."""
+        flat = dict(self._runtime.stats())
+        flat["prefill_forwards"] = float(self._forwards["prefill"])
+        flat["decode_forwards"] = float(self._forwards["decode"])
+        flat["prefill_tokens_per_s"] = self._prefill_rate or 0.0
+        flat["page_bytes"] = float(self._sizes.page_bytes)
+        return flat
+
+    def tiers(self) -> list[TierReport]:
+        """One report a tier, from the device down."""
+        stats = self._runtime.stats()
+        engine, disk_problem = self._runtime.disk_state()
+        recovered, damaged = self._runtime.recovered
+        disk_detail = f"{self.config.cache.disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
+        details = {
+            "device": f"cpu, {str(self._served.model.dtype).removeprefix('torch.')}",
+            "host": f"DRAM, {self._sizes.copy_threads} copy threads",
+            "disk": disk_detail if engine else str(self.config.cache.disk_path),
+        }
+        off = {
+            "device": None,
+            "host": None if self._sizes.host_pages else "--host-memory is 0",
+            "disk": None if engine else disk_problem,
+        }
+        size = self._sizes.page_bytes
+        return [
+            TierReport(
+                name=name,
+                enabled=off[name] is None,
+                capacity_bytes=int(stats[f"{name}_capacity_pages"]) * size,
+                used_bytes=int(stats[f"{name}_used_pages"]) * size,
+                pinned_bytes=int(stats[f"{name}_pinned_pages"]) * size,
+                used_tokens=int(stats[f"{name}_resident_pages"]) * self.config.cache.page_size,
+                detail=details[name],
+                off_reason=off[name],
+            )
+            for name in TIERS
+        ]
+
+    def check(self) -> bool:
+        """Proves that tree, pools and pins agree; True if the engine was idle, when nothing may be pinned. Raises
+        StorageError with what does not agree."""
+        return self._runtime.check()
+
+    # --- maintenance ------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
+        """Forgets every page that no request uses, in all tiers. Returns pages dropped by tier."""
+        return self._runtime.flush(self._enabled(TIERS), timeout_s)
+
+    def demote(self, tiers: SequenceOf[str], timeout_s: float = 60.0) -> dict[str, int]:
+        """Empties the given tiers downward. Returns pages moved and dropped by tier."""
+        enabled = self._enabled(TIERS)
+        for tier in tiers:
+            if tier not in TIERS:
+                raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+            below = TIERS[TIERS.index(tier) + 1] if tier != TIERS[-1] else None
+            if tier not in enabled or below not in enabled:
+                raise RequestError(f"{tier} cannot be demoted: it, or the tier below it, is off")
+        return self._runtime.demote(list(tiers), timeout_s)
+
+    def _enabled(self, names: SequenceOf[str]) -> list[str]:
+        on = {report.name for report in self.tiers() if report.enabled}
+        return [name for name in names if name in on]
+
+    def shutdown(self, drain_s: float = 30.0, demote_s: float = 30.0) -> dict[str, int]:
+        """Ends: finishes running requests within `drain_s` seconds, moves pages to disk within `demote_s`, syncs.
+        Idempotent; the second call returns the first one's report."""
+        with self._lock:
+            if self._shutdown_report is not None:
+                return self._shutdown_report
+            self._draining = True
+            self._shutdown_report = {}
+        deadline = time.monotonic() + drain_s
+        while self._sequences and self._is_alive() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for number in list(self._sequences):
+            self._abort(number)
+        report: dict[str, int] = {}
+        try:
+            if self._is_alive() and "disk" in self._enabled(TIERS) and demote_s > 0:
+                report = self._runtime.demote(["device", "host"], demote_s)
+        finally:
+            self._stopping.set()
+            self._thread.join(timeout=_JOIN_S)
+            self._runtime.close()
+        self._shutdown_report = report
+        return report
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown(drain_s=0.0, demote_s=0.0)

@@ -1,0 +1,70 @@
+"""From settings to the sizes and options that Core is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from strata.config import CacheOptions, StrataConfig, format_size
+from strata.engine.served_model import ServedModel, usable_cores
+from strata.errors import ConfigError
+from strata.models import CausalLM
+
+PARTS = 2
+"""K and V."""
+RECORD_ALIGNMENT = 4096
+"""Host pages start at multiples of this, as O_DIRECT asks."""
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """Pages of the tiers in memory, and what one page takes."""
+
+    token_bytes: int
+    page_bytes: int
+    device_pages: int
+    host_pages: int
+    copy_threads: int
+
+    @classmethod
+    def of(cls, model: CausalLM, cache: CacheOptions) -> PoolSizes:
+        """Sizes in whole pages. Raises ConfigError if the device tier holds none."""
+        config = model.config
+        token_bytes = config.kv_heads * config.head_dim * model.dtype.itemsize
+        page_bytes = config.layers * PARTS * token_bytes * cache.page_size
+        device_pages = cache.device_memory // page_bytes
+        if device_pages < 2:
+            raise ConfigError(
+                f"--device-memory {format_size(cache.device_memory)} holds {device_pages} pages of "
+                f"{format_size(page_bytes)}; give at least {format_size(2 * page_bytes)}, or a smaller --page-size"
+            )
+        host_page = -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+        threads = cache.copy_threads or min(2, usable_cores())
+        return cls(token_bytes, page_bytes, device_pages, cache.host_memory // host_page, threads)
+
+
+def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes) -> dict[str, Any]:
+    """The options of `strata._core.Runtime`, all of them."""
+    cache, scheduler = config.cache, config.scheduler
+    return {
+        "page_size": cache.page_size,
+        "layers": served.model.config.layers,
+        "parts": PARTS,
+        "token_bytes": sizes.token_bytes,
+        "device_pages": sizes.device_pages,
+        "host_pages": sizes.host_pages,
+        "disk_path": cache.disk_path,
+        "disk_capacity": cache.disk_capacity,
+        "fingerprint": list(served.fingerprint(cache.page_size)),
+        "write_policy": cache.write_policy,
+        "selective_accesses": cache.selective_accesses,
+        "policy": scheduler.policy,
+        "batch_tokens": scheduler.batch_tokens,
+        "max_running": scheduler.max_running,
+        "max_waiting": scheduler.max_waiting,
+        "outstanding_plans": scheduler.outstanding_plans,
+        "prefetch_timeout_s": cache.prefetch_timeout_s,
+        "copy_threads": sizes.copy_threads,
+        "disk_threads": cache.disk_threads,
+        "copy_bandwidth": cache.copy_bandwidth,
+    }

@@ -1,0 +1,53 @@
+"""The model as an engine holds it, and the fingerprint that its pages carry."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+
+import torch
+
+from strata.config import ModelOptions
+from strata.models import CausalLM, Tokenizer, fingerprint_files, load_model
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """`digest` names config and weights; `tokenizer` may be None for library users who only handle token ids."""
+
+    model: CausalLM
+    tokenizer: Tokenizer | None
+    name: str
+    digest: str
+
+    def fingerprint(self, page_size: int) -> bytes:
+        """32 bytes that pages must share to be interchangeable: weights, dtype, record shape, rope, page size and
+        shard. Rope is part of the config that `digest` covers; pool sizes are no part of it."""
+        config = self.model.config
+        fields = {
+            "weights": self.digest,
+            "dtype": str(self.model.dtype),
+            "record": f"page-first layers={config.layers} parts=2 heads={config.kv_heads} dim={config.head_dim}",
+            "page_size": str(page_size),
+            "shard": "0/1",
+        }
+        digest = hashlib.blake2b(b"strata fingerprint", digest_size=32)
+        for name, value in fields.items():
+            for part in (name.encode(), value.encode()):
+                digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.digest()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def load_served_model(options: ModelOptions) -> ServedModel:
+    """Loads `--model`. Raises ModelError with the file and the remedy if it cannot be run."""
+    torch.set_num_threads(options.threads or usable_cores())
+    dtype = "float32" if options.dtype == "auto" else options.dtype
+    loaded = load_model(options.model, dtype)
+    name = "SmolLM2-135M-Instruct" if options.model == "default" else loaded.path.name
+    return ServedModel(loaded.model, loaded.tokenizer, name, fingerprint_files(loaded.path))

@@ -1,0 +1,48 @@
+"""One plan through the model: arrays in, logits out. A load that fails ends the step and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from strata._core import Plan
+from strata.errors import StorageError
+from strata.models import CausalLM, ForwardBatch
+
+LOAD_TIMEOUT_S = 120.0
+"""Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
+
+
+class LoadFailedError(StorageError):
+    """A layer that this step needs will not come: the step is void, its requests are computed again."""
+
+
+def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
+    """The model's input. `last_tokens` has the last sampled token of every request whose row needs it."""
+    lengths = plan.query_lengths
+    token_ids = plan.token_ids()
+    ends = np.cumsum(lengths)
+    for request, end in zip(plan.requests, ends, strict=True):
+        if token_ids[end - 1] < 0:
+            token_ids[end - 1] = last_tokens[request]
+    samples = np.flatnonzero(plan.samples)
+    return ForwardBatch(
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(plan.positions()),
+        query_lengths=lengths,
+        context_lengths=plan.context_lengths,
+        page_tables=[torch.from_numpy(table) for table in plan.page_tables()],
+        slot_mapping=torch.from_numpy(plan.slot_mapping()),
+        logits_rows=torch.from_numpy(ends[samples] - 1),
+    )
+
+
+def run_step(model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[int, int]) -> torch.Tensor:
+    """Logits [rows that sample, vocab]. Raises LoadFailedError."""
+
+    def wait_layer(layer: int) -> None:
+        outcome = plan.wait_layer(layer, LOAD_TIMEOUT_S)
+        if outcome != "ready":
+            raise LoadFailedError(f"layer {layer} of plan {plan.id} was not loaded: {outcome}")
+
+    return model.forward(forward_batch(plan, last_tokens), pool, wait_layer)

@@ -1,0 +1,78 @@
+"""The reader's end of a request. The engine's thread puts, one thread or one event loop reads; the engine never
+waits for a slow reader, whose backlog is bounded by the request's own `max_tokens`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from strata.engine.api import Chunk
+from strata.errors import StrataError
+
+_LIVENESS_S = 1.0
+"""How often a blocked reader looks whether the engine still lives."""
+
+
+class Stream:
+    """Implements `RequestStream`."""
+
+    def __init__(self, request_id: int, abort: Callable[[int], None], alive: Callable[[], bool]) -> None:
+        self.request_id = request_id
+        self._abort = abort
+        self._alive = alive
+        self._items: deque[Chunk | StrataError] = deque()
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+
+    def put(self, item: Chunk | StrataError) -> None:
+        """Called by the engine alone: the next piece, or the error that ends the stream."""
+        with self._changed:
+            self._items.append(item)
+            loop, event = self._loop, self._event
+            self._changed.notify_all()
+        if loop is not None and event is not None:
+            try:
+                loop.call_soon_threadsafe(event.set)
+            except RuntimeError:
+                # The reader's loop has closed: nobody is left to read, and the engine goes on.
+                self._loop = None
+
+    def abort(self) -> None:
+        """Ends the request early. Idempotent; the stream still ends with one `abort` chunk."""
+        self._abort(self.request_id)
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while True:
+            with self._changed:
+                while not self._items:
+                    if not self._changed.wait(_LIVENESS_S) and not self._alive() and not self._items:
+                        raise StrataError("the engine has stopped before this request was answered")
+                item = self._items.popleft()
+            if isinstance(item, StrataError):
+                raise item
+            yield item
+            if item.finish_reason is not None:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Chunk]:
+        event = asyncio.Event()
+        with self._changed:
+            self._loop, self._event = asyncio.get_running_loop(), event
+        while True:
+            event.clear()
+            while self._items:
+                item = self._items.popleft()
+                if isinstance(item, StrataError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+            try:
+                await asyncio.wait_for(event.wait(), _LIVENESS_S)
+            except asyncio.TimeoutError:
+                if not self._alive() and not self._items:
+                    raise StrataError("the engine has stopped before this request was answered") from None

@@ -1,0 +1,52 @@
+"""From sampled tokens to the text of a stream: whole characters, and nothing of a stop text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Detokenizer(Protocol):
+    """What `strata.models.IncrementalDetokenizer` offers."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class StoppingText:
+    """Releases text as soon as it cannot be the beginning of a stop text any more."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._stops = [stop for stop in stops if stop]
+        self._pending = ""
+
+    def push(self, token_id: int) -> tuple[str, bool]:
+        """The text that can be shown after this token, and whether a stop text is complete."""
+        return self._take(self._detokenizer.push(token_id))
+
+    def finish(self) -> str:
+        """What is left at the end of an answer that no stop text ended."""
+        text, stopped = self._take(self._detokenizer.finish())
+        if not stopped:
+            text += self._pending
+        self._pending = ""
+        return text
+
+    def _take(self, piece: str) -> tuple[str, bool]:
+        text = self._pending + piece
+        found = [text.find(stop) for stop in self._stops]
+        first = min((place for place in found if place >= 0), default=-1)
+        if first >= 0:
+            self._pending = ""
+            return text[:first], True
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._pending = text[len(text) - held :]
+        return text[: len(text) - held], False
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that is a beginning of `stop`, and shorter than it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,0 +1,90 @@
+//! Counters and gauges as one flat dictionary: names are the metrics' names without their prefix.
+
+use std::collections::BTreeMap;
+use strata_copy::CopyStats;
+use strata_core::CoreStats;
+use strata_disk::DiskStats;
+use strata_types::{TierId, TransferKind};
+
+/// Flattens everything that is counted. Values are exact up to 2^53.
+pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> BTreeMap<String, f64> {
+    let mut flat = BTreeMap::new();
+    let mut put = |name: String, value: u64| {
+        flat.insert(name, value as f64);
+    };
+    let plain = [
+        ("waiting", core.waiting as u64),
+        ("held", core.held as u64),
+        ("running", core.running as u64),
+        ("admissions", core.admissions),
+        ("finished", core.finished),
+        ("aborted", core.aborted),
+        ("refused", core.refused),
+        ("preemptions", core.preemptions),
+        ("plans", core.plans),
+        ("plans_discarded", core.plans_discarded),
+        ("prefetch_timeouts", core.prefetch_timeouts),
+        ("generated_tokens", core.generated_tokens),
+        ("transfers_in_flight", core.transfers_in_flight as u64),
+        ("corrupt_records", core.control.corrupt_records),
+        ("unknown_completions", core.control.unknown_completions),
+        ("completions_lost", copy.completions_lost),
+    ];
+    for (name, value) in plain {
+        put(name.into(), value);
+    }
+    for (source, tokens) in ["device", "host", "disk", "computed"].iter().zip(core.prompt_tokens) {
+        put(format!("prompt_tokens_{source}"), tokens);
+    }
+    for kind in [
+        TransferKind::Load,
+        TransferKind::Backup,
+        TransferKind::Spill,
+        TransferKind::Prefetch,
+        TransferKind::Erase,
+    ] {
+        let edge = core.control.edge(kind);
+        let fields = [
+            ("started", edge.started),
+            ("completed", edge.completed),
+            ("failed", edge.failed),
+            ("cancelled", edge.cancelled),
+            ("pages", edge.pages),
+            ("bytes", edge.bytes),
+            ("busy_ns", edge.busy_ns),
+            ("skipped_pages", edge.skipped_pages),
+        ];
+        for (field, value) in fields {
+            put(format!("{}_{field}", kind.name()), value);
+        }
+    }
+    for (index, tier) in core.tiers.iter().enumerate() {
+        let name = TierId(index as u8).name();
+        let fields = [
+            ("capacity_pages", u64::from(tier.capacity)),
+            ("used_pages", u64::from(tier.used)),
+            ("resident_pages", u64::from(tier.resident)),
+            ("pinned_pages", u64::from(tier.pinned)),
+            ("quarantined_pages", u64::from(tier.quarantined)),
+            ("evicted_pages", tier.evicted),
+        ];
+        for (field, value) in fields {
+            put(format!("{name}_{field}"), value);
+        }
+    }
+    if let Some(disk) = disk {
+        let fields = [
+            ("bytes_read", disk.bytes_read),
+            ("bytes_written", disk.bytes_written),
+            ("io_errors", disk.io_errors),
+            ("checksum_failures", disk.checksum_failures),
+            ("syncs", disk.syncs),
+            ("usage_bytes", disk.disk_usage_bytes),
+            ("segments", disk.segments),
+        ];
+        for (field, value) in fields {
+            put(format!("disk_{field}"), value);
+        }
+    }
+    flat
+}
