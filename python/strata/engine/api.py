@@ -68,6 +68,7 @@ class Usage:
     """Token counts and times of one request. Times are seconds; `ttft_s` counts from submission.
 
     `saved_s` is the engine's own estimate of the prefill time that the cached tokens saved.
+    `preemptions` counts how often the request gave its pages up for older ones.
     """
 
     prompt_tokens: int
@@ -75,6 +76,7 @@ class Usage:
     sources: TokenSources
     ttft_s: float
     saved_s: float
+    preemptions: int = 0
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,13 @@ class Engine:
             self._prefill_rate = rate if old is None else old + _RATE_WEIGHT * (rate - old)
 
     def _note_sources(self, plan: Plan) -> None:
-        for row, device, host, disk, computed in plan.admitted:
+        for row, device, host, disk, computed, preemptions in plan.admitted:
             sequence = self._sequences.get(plan.requests[row])
-            if sequence is not None and sequence.sources is None:
+            if sequence is None:
+                continue
+            sequence.preemptions = preemptions
+            # A request that comes back after a preemption finds its own pages: the first admission counts.
+            if sequence.sources is None:
                 sequence.sources = TokenSources(device, host, disk, computed)
 
     def _report(self, plan: Plan, logits: torch.Tensor) -> None:

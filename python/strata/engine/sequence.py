@@ -23,6 +23,7 @@ class Sequence:
     sources: TokenSources | None = None
     first_token: float | None = None
     generated: int = 0
+    preemptions: int = 0
 
     @property
     def banned(self) -> frozenset[int]:
@@ -49,7 +50,7 @@ class Sequence:
         sources = self.sources or TokenSources(computed=prompt)
         first = self.first_token if self.first_token is not None else time.monotonic()
         saved = sources.cached / prefill_rate if prefill_rate else 0.0
-        return Usage(prompt, self.generated, sources, first - self.submitted, saved)
+        return Usage(prompt, self.generated, sources, first - self.submitted, saved, self.preemptions)
 
     def end(self, text: str, token_ids: tuple[int, ...], reason: FinishReason, usage: Usage) -> None:
         """Sends the last chunk."""

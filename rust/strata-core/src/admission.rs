@@ -1,7 +1,7 @@
 //! From the queue into the running set: claim what is cached, reserve the rest, account for where it came from.
 
 use crate::core::Core;
-use crate::request::{Phase, Request, Running, Sources};
+use crate::request::{Admission, Phase, Request, Running, Sources};
 use crate::CoreError;
 use strata_control::PageSource;
 use strata_radix::MatchResult;
@@ -36,7 +36,7 @@ impl Core {
             computed: hit * page_size,
             samples_due: 0,
             outstanding: 0,
-            sources: (!request.sources_told).then_some(sources),
+            admission: Some(Admission { sources, preemptions: request.preemptions }),
         }));
         if !request.sources_told {
             request.sources_told = true;

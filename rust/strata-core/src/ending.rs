@@ -91,6 +91,9 @@ impl Core {
             .map(|request| request.id);
         let Some(id) = youngest else { return Ok(()) };
         self.stats.preemptions += 1;
+        if let Some(request) = self.requests.get_mut(&id) {
+            request.preemptions += 1;
+        }
         self.put_back(id)
     }
 }

@@ -19,7 +19,7 @@ pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
 pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult};
-pub use request::{NewRequest, Sources};
+pub use request::{Admission, NewRequest, Sources};
 pub use stats::CoreStats;
 
 use thiserror::Error;

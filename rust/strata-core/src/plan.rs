@@ -1,6 +1,6 @@
 //! What Core asks of the engine, and what the engine answers.
 
-use crate::request::Sources;
+use crate::request::Admission;
 use std::sync::Arc;
 use strata_control::ControlAction;
 use strata_types::{LoadTicket, PageId, PlanId, RequestId, Token};
@@ -29,8 +29,8 @@ pub struct PlanRow {
     pub pages: Vec<PageId>,
     /// Whether a token is to be sampled after the last position.
     pub sample: bool,
-    /// Set on the first row after an admission: where the prompt's tokens came from.
-    pub admitted: Option<Sources>,
+    /// Set on the first row after an admission.
+    pub admitted: Option<Admission>,
 }
 
 /// A batch to compute. Plans are carried out in order of their ids.

@@ -109,7 +109,7 @@ impl Core {
         let sample = end == known;
         running.samples_due += usize::from(sample);
         let pages = running.pages[..end.div_ceil(page_size)].to_vec();
-        let admitted = running.sources.take();
+        let admitted = running.admission.take();
         let tokens = request.tokens[start..end].to_vec();
         Some(PlanRow { request: id, start, tokens, length, pages, sample, admitted })
     }
@@ -139,7 +139,7 @@ impl Core {
         running.outstanding += 1;
         running.samples_due += 1;
         let pages = running.pages[..(start + 1).div_ceil(page_size)].to_vec();
-        let admitted = running.sources.take();
+        let admitted = running.admission.take();
         let tokens = request.tokens.get(start..known).map(<[_]>::to_vec).unwrap_or_default();
         Ok(Some(PlanRow { request: id, start, tokens, length: 1, pages, sample: true, admitted }))
     }

@@ -34,6 +34,15 @@ pub struct Sources {
     pub computed: usize,
 }
 
+/// What an admission found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// Where the prompt's tokens came from.
+    pub sources: Sources,
+    /// How often the request gave its pages up for older ones before.
+    pub preemptions: u32,
+}
+
 /// A prefetch that holds a request back.
 #[derive(Debug)]
 pub(crate) struct Held {
@@ -61,8 +70,8 @@ pub(crate) struct Running {
     pub samples_due: usize,
     /// Outstanding plans with a row of this request.
     pub outstanding: usize,
-    /// Told once, with the first row.
-    pub sources: Option<Sources>,
+    /// Told with the first row.
+    pub admission: Option<Admission>,
 }
 
 /// Why a request leaves the running set once no plan holds it.
@@ -102,6 +111,7 @@ pub(crate) struct Request {
     /// Steps that went wrong with it on board.
     pub step_failures: u32,
     pub sources_told: bool,
+    pub preemptions: u32,
 }
 
 impl Request {
@@ -122,6 +132,7 @@ impl Request {
             loads_failed: false,
             step_failures: 0,
             sources_told: false,
+            preemptions: 0,
         }
     }
 

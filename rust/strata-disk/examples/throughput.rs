@@ -99,7 +99,7 @@ fn store(rig: &mut Rig, root: &Path, kind: TransferKind, records: &[PageRecord])
         assert_eq!(rig.completion().error, None);
     }
     if kind == TransferKind::Spill {
-        let b = Instant::now(); let st = rig.store.stats(); rig.store.sync().unwrap(); eprintln!("sync {:?} write_ms {:?} of which headers {}", b.elapsed(), st.write_ns / 1_000_000, st.lost_completions/1000);
+        rig.store.sync().unwrap();
         forget(root);
     }
 }

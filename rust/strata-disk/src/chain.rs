@@ -5,7 +5,7 @@
 //!
 //! Each chain takes run after run of its transfer; the last chain to find none reports.
 
-use crate::engine::{Buffer, Io, Lane, Operation, SegmentFile};
+use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentFile};
 use crate::format::{identity, RecordHeader};
 use crate::geometry::BLOCK;
 use crate::segments::{Entry, Slot};
@@ -130,7 +130,7 @@ impl Job {
         let buffers = self.payload_buffers(run, padding)?;
         let held = Arc::clone(&file);
         let offset = self.shared.segments.geometry.payload_offset(run.index);
-        let operation = Operation::Write { file, offset, direct: true };
+        let operation = Operation::Write { file, part: Part::Payloads, offset };
         Some(self.write("write", run, operation, buffers, Vec::new(), move |job| {
             let Some((headers, slots)) = job.encode_headers(run) else { return job.next() };
             // Until it is known to be whole, whatever is there has to be cleared before the payload changes.
@@ -193,7 +193,7 @@ impl Job {
         let mut sink = vec![0; BLOCK as usize];
         let buffers = self.payload_buffers(run, NonNull::new(sink.as_mut_ptr())?)?;
         let offset = segments.geometry.payload_offset(run.index);
-        let operation = Operation::Read { file, offset, direct: true };
+        let operation = Operation::Read { file, part: Part::Payloads, offset };
         Some(self.io("read", operation, buffers, sink, move |job, result| {
             match result {
                 Ok(bytes) => job.verify(run, &entries, bytes),
@@ -279,7 +279,7 @@ impl Job {
         and_then: impl FnOnce(Job) -> Option<Io> + Send + 'static,
     ) -> Io {
         let offset = self.shared.segments.geometry.header_offset(run.index);
-        let operation = Operation::Write { file: Arc::clone(file), offset, direct: false };
+        let operation = Operation::Write { file: Arc::clone(file), part: Part::Headers, offset };
         let pointer = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
         // SAFETY: `bytes` moves into the Io's `then` and its heap block stays where it is until that has run.
         let buffers = vec![unsafe { Buffer::new(pointer, bytes.len()) }];

@@ -5,10 +5,9 @@
 //!   strata-disk-root           0600  marker: makes the folder a root and names the format
 //!   lock                       0600  locked by the one writer, holds its process id
 //!   <fingerprint, 64 hex>/     0700  one folder for each fingerprint
-//!     segment-000000.kv        0600  records 0 .. n-1
-//!     segment-000001.kv        0600  records n .. 2n-1
-//!
-//! segment: | superblock, 4 KiB | n headers, padded to 4 KiB | n payloads, each padded to 4 KiB |
+//!     segment-000000.kh        0600  superblock (4 KiB), then the headers of records 0 .. n-1, padded to 4 KiB
+//!     segment-000000.kv        0600  the payloads of records 0 .. n-1, each padded to 4 KiB
+//!     segment-000001.kh, .kv         records n .. 2n-1, and so on
 //!
 //! superblock                          header of a record (P = page size in tokens)
 //! offset size                         offset  size
@@ -28,6 +27,9 @@
 //!                                     184     4P   tokens
 //!                                     184+4P   8   header checksum, xxh3-64 of all before it
 //! ```
+//!
+//! Two files, because a small write through the page cache takes the file system's lock on its file alone, and would
+//! wait for every payload in flight past the page cache if they shared one: measured, two thirds of a write's time.
 //!
 //! Torn writes. Headers share 4 KiB blocks: writing one rewrites its neighbours with the bytes they have, so a torn
 //! block leaves every neighbour as it was, and a sector that a disk loses altogether fails its checksums: a miss.
@@ -151,7 +153,7 @@ pub(crate) fn identity(record: &PageRecord) -> [u8; 32] {
     hasher.finish()
 }
 
-/// The first block of a segment.
+/// The first block of a file of headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// How the segment is laid out.
@@ -182,7 +184,7 @@ impl Superblock {
         out
     }
 
-    /// Reads the first block of a segment.
+    /// Reads the first block of a file of headers.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, HeaderError> {
         let bytes = bytes.get(..SUPERBLOCK_USED + 8).ok_or(HeaderError::Checksum)?;
         let mut reader = Reader::open(bytes, SEGMENT_MAGIC)?;

@@ -6,21 +6,21 @@ use crate::format::RecordHeader;
 /// The unit of allocation and of alignment on disk.
 pub const BLOCK: u64 = 4096;
 
-/// Segments that a root of unlimited cap would hold: each costs two file descriptors.
+/// Segments that a root of unlimited cap would hold: each costs three file descriptors.
 const MOST_SEGMENTS: u64 = 128;
 /// Segments that a small root is cut into, so that a stale one frees little more than is needed.
 const FEWEST_SEGMENTS: u64 = 8;
 const USUAL_SEGMENT: u64 = 256 << 20;
 /// Segments that an older geometry may need under a raised cap before it is given up for a larger one.
-const MOST_INHERITED_SEGMENTS: u64 = 400;
+const MOST_INHERITED_SEGMENTS: u64 = 256;
 /// Extents that a block of an ext4 extent tree describes.
 const EXTENTS_PER_BLOCK: u64 = 340;
 /// Root folder, fingerprint folder, marker and lock file, a block each.
 const FIXED_COST: u64 = 4 * BLOCK;
-/// A folder entry of `segment-000000.kv`, generously.
-const FOLDER_ENTRY: u64 = 64;
+/// The folder entries of a segment's two files, generously.
+const FOLDER_ENTRIES: u64 = 128;
 
-/// The layout of a store's segments: superblock, headers, payloads.
+/// The layout of a store's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Tokens of a page.
@@ -55,13 +55,13 @@ impl Geometry {
     /// The least cap that holds one record.
     pub fn least_cap(page_size: u32, page_bytes: u32) -> u64 {
         let geometry = Geometry { page_size, page_bytes, records_per_segment: 1 };
-        FIXED_COST + geometry.segment_cost() + FOLDER_ENTRY
+        FIXED_COST + geometry.segment_cost() + FOLDER_ENTRIES
     }
 
     /// Segments that a cap of `available` bytes holds.
     pub fn segments_within(&self, available: u64) -> u64 {
         let most_records = u64::from(u32::MAX) / u64::from(self.records_per_segment);
-        (available.saturating_sub(FIXED_COST) / (self.segment_cost() + FOLDER_ENTRY)).min(most_records)
+        (available.saturating_sub(FIXED_COST) / (self.segment_cost() + FOLDER_ENTRIES)).min(most_records)
     }
 
     /// Bytes from one header to the next. Up to a sector (512 bytes) it is a power of two, so that no header
@@ -80,31 +80,36 @@ impl Geometry {
         u64::from(self.page_bytes).next_multiple_of(BLOCK)
     }
 
-    /// Where the header of record `index` of a segment starts.
+    /// Where the header of record `index` starts in its file of headers.
     pub fn header_offset(&self, index: u32) -> u64 {
         BLOCK + u64::from(index) * self.header_slot()
     }
 
-    /// Bytes of a segment's headers, whole blocks.
-    pub fn header_area(&self) -> u64 {
-        (u64::from(self.records_per_segment) * self.header_slot()).next_multiple_of(BLOCK)
+    /// Bytes of a file of headers: superblock and headers, whole blocks.
+    pub fn header_bytes(&self) -> u64 {
+        self.header_offset(self.records_per_segment).next_multiple_of(BLOCK)
     }
 
-    /// Where the payload of record `index` of a segment starts.
+    /// Where the payload of record `index` starts in its file of payloads.
     pub fn payload_offset(&self, index: u32) -> u64 {
-        BLOCK + self.header_area() + u64::from(index) * self.payload_slot()
+        u64::from(index) * self.payload_slot()
     }
 
-    /// Bytes of a segment file.
-    pub fn segment_bytes(&self) -> u64 {
+    /// Bytes of a file of payloads.
+    pub fn payload_bytes(&self) -> u64 {
         self.payload_offset(self.records_per_segment)
     }
 
-    /// The most blocks that a segment occupies, in bytes: the file and, where every second record is written, the
-    /// blocks in which the file system keeps its extents.
+    /// Bytes of both files of a segment.
+    pub fn segment_bytes(&self) -> u64 {
+        self.header_bytes() + self.payload_bytes()
+    }
+
+    /// The most blocks that a segment occupies, in bytes: its files and, where every second record is written, the
+    /// blocks in which the file system keeps their extents.
     pub fn segment_cost(&self) -> u64 {
-        let extents = 2 * u64::from(self.records_per_segment) + self.header_area() / BLOCK;
-        self.segment_bytes() + BLOCK * (1 + extents.div_ceil(EXTENTS_PER_BLOCK))
+        let extents = 2 * u64::from(self.records_per_segment) + self.header_bytes() / BLOCK;
+        self.segment_bytes() + BLOCK * (2 + extents.div_ceil(EXTENTS_PER_BLOCK))
     }
 
     /// The segment and the index in it of a page of the disk tier.
@@ -161,8 +166,8 @@ mod tests {
                 return Ok(());
             };
             let last = geometry.records_per_segment - 1;
-            prop_assert!(geometry.header_offset(last) + geometry.header_slot() <= geometry.payload_offset(0));
-            prop_assert!(geometry.payload_offset(0) % BLOCK == 0);
+            prop_assert!(geometry.header_offset(last) + geometry.header_slot() <= geometry.header_bytes());
+            prop_assert!(geometry.payload_offset(last) % BLOCK == 0);
             let segments = geometry.segments_within(cap);
             prop_assert!(segments * geometry.segment_cost() <= cap);
             let page = geometry.page(segments as usize - 1, last);

@@ -3,11 +3,11 @@
 //! newer stays, and the older is cleared on disk, so that it cannot come back once the newer is erased.
 
 use crate::config::DiskConfig;
-use crate::engine::{Buffer, Io, IoEngine, Lane, Operation, SegmentFile};
+use crate::engine::{Buffer, Io, IoEngine, Lane, Operation, Part, SegmentFile};
 use crate::error::at;
 use crate::format::{identity, HeaderError, RecordHeader, Superblock};
 use crate::geometry::{Geometry, BLOCK};
-use crate::segments::{Entry, Slot};
+use crate::segments::{bytes_of, Entry, Slot};
 use crate::usage::segment_number;
 use crate::DiskError;
 use crossbeam_channel::bounded;
@@ -100,10 +100,11 @@ fn list(folder: &Path) -> Result<Vec<(usize, PathBuf)>, DiskError> {
     for entry in fs::read_dir(folder).map_err(at("list", folder))? {
         let path = entry.map_err(at("list", folder))?.path();
         if let Some(number) = segment_number(&path) {
-            files.push((number, path));
+            files.push((number, Part::Payloads.path(&path)));
         }
     }
     files.sort();
+    files.dedup();
     Ok(files)
 }
 
@@ -129,7 +130,7 @@ fn agree(config: &DiskConfig, files: &[(usize, PathBuf)], available: u64) -> Opt
 
 fn read_superblock(path: &Path) -> Option<Superblock> {
     let mut block = [0; BLOCK as usize];
-    File::open(path).ok()?.read_exact_at(&mut block, 0).ok()?;
+    File::open(Part::Headers.path(path)).ok()?.read_exact_at(&mut block, 0).ok()?;
     Superblock::decode(&block).ok()
 }
 
@@ -138,9 +139,10 @@ type Found = (Arc<SegmentFile>, Vec<Slot>, Vec<RecoveredRecord>);
 fn read_segment(ours: &Superblock, number: usize, path: &Path, engine: &dyn IoEngine) -> io::Result<Found> {
     let geometry = ours.geometry;
     let found_bytes = fs::metadata(path)?.len();
-    let file = engine.open(path, geometry.segment_bytes())?;
-    let mut area = vec![0; geometry.header_area() as usize];
-    file.cached.read_exact_at(&mut area, geometry.header_offset(0))?;
+    let file = engine.open(path, bytes_of(&geometry))?;
+    let start = geometry.header_offset(0);
+    let mut area = vec![0; (geometry.header_bytes() - start) as usize];
+    file.headers.read_exact_at(&mut area, start)?;
     let (mut slots, mut records) = (Vec::new(), Vec::new());
     for index in 0..geometry.records_per_segment {
         let start = index as usize * geometry.header_slot() as usize;
@@ -228,7 +230,7 @@ fn clear(
     let offset = geometry.header_offset(index);
     engine.submit(Io {
         lane: Lane::Write,
-        operation: Operation::Write { file: Arc::clone(&segment.file), offset, direct: false },
+        operation: Operation::Write { file: Arc::clone(&segment.file), part: Part::Headers, offset },
         buffers,
         then: Box::new(move |result| {
             // Nobody listens only if the deadline has passed.

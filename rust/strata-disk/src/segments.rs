@@ -1,7 +1,7 @@
 //! The segment files of one fingerprint: created one by one, never past the root's cap; whatever is deleted under us
 //! becomes a miss and then a new, blank segment. Also what the store remembers of each header.
 
-use crate::engine::{IoEngine, SegmentFile};
+use crate::engine::{IoEngine, SegmentBytes, SegmentFile};
 use crate::format::Superblock;
 use crate::geometry::{Geometry, BLOCK};
 use crate::usage::{segment_name, survey};
@@ -141,11 +141,8 @@ impl Segments {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         self.make_room(engine)?;
         let path = self.path(number);
-        match engine.remove(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let file = engine.create(&path, self.geometry.segment_bytes(), &self.superblock.encode())?;
+        engine.remove(&path)?;
+        let file = engine.create(&path, bytes_of(&self.geometry), &self.superblock.encode())?;
         let total = survey(&self.root, &self.folder)?.total;
         if total > self.cap_bytes {
             engine.remove(&path)?;
@@ -203,7 +200,8 @@ impl Segments {
     pub fn forget_deleted(&self) -> usize {
         let mut forgotten = 0;
         for segment in self.existing() {
-            if segment.file.cached.metadata().is_ok_and(|metadata| metadata.nlink() > 0) {
+            let linked = |file: &File| file.metadata().is_ok_and(|metadata| metadata.nlink() > 0);
+            if linked(&segment.file.headers) && linked(&segment.file.cached) {
                 continue;
             }
             let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
@@ -252,6 +250,10 @@ impl Segments {
     pub fn disk_usage(&self) -> io::Result<u64> {
         crate::usage::disk_usage(&self.root)
     }
+}
+
+pub(crate) fn bytes_of(geometry: &Geometry) -> SegmentBytes {
+    SegmentBytes { headers: geometry.header_bytes(), payloads: geometry.payload_bytes() }
 }
 
 fn slots_of(segment: &Segment) -> MutexGuard<'_, Vec<Slot>> {

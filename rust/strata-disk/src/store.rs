@@ -292,7 +292,6 @@ impl Shared {
     ) -> io::Result<usize> {
         let span = self.monitor.land(flight);
         let counters = &self.monitor.counters;
-        if what == "write of the header" { counters.lost_completions.fetch_add(span.as_micros() as u64, Ordering::Relaxed); }
         let busy = if writes { &counters.write_ns } else { &counters.read_ns };
         busy.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
         let result = match result {

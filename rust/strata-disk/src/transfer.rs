@@ -10,11 +10,8 @@ use strata_types::{
     TransferKind,
 };
 
-/// Most bytes of a merged read: small enough to keep several in flight.
-const MOST_READ_BYTES: u64 = 1 << 20;
-/// Most bytes of a merged write: larger, since each ends with a write of headers, for which the file system waits for
-/// every other I/O on the segment.
-const MOST_WRITE_BYTES: u64 = 4 << 20;
+/// Most bytes of a merged I/O.
+const MOST_RUN_BYTES: u64 = 1 << 20;
 /// Runs are not made smaller than this to give every thread one.
 const LEAST_RUN_BYTES: u64 = 256 << 10;
 /// Most pages of a merged I/O: each may need two vectors.
@@ -156,8 +153,7 @@ impl Transfer {
         }
         let slot = geometry.payload_slot();
         let share = slot * self.len() as u64 / depth.max(1) as u64;
-        let most = if self.kind() == TransferKind::Spill { MOST_WRITE_BYTES } else { MOST_READ_BYTES };
-        let bytes = share.clamp(LEAST_RUN_BYTES, most);
+        let bytes = share.clamp(LEAST_RUN_BYTES, MOST_RUN_BYTES);
         ((bytes / slot) as usize).clamp(1, MOST_RUN_PAGES)
     }
 

@@ -2,16 +2,24 @@
 //! as stale; what anybody else put into the root counts against the cap and is left alone.
 
 use crate::root::{LOCK_FILE, MARKER_FILE};
+use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+/// Extension of files of headers.
+pub(crate) const HEADERS: &str = "kh";
+/// Extension of files of payloads.
+pub(crate) const PAYLOADS: &str = "kv";
+
 /// A segment of another fingerprint.
 #[derive(Clone, Debug)]
 pub(crate) struct StaleSegment {
+    /// Its file of payloads; the headers lie beside it.
     pub path: PathBuf,
+    /// What both files occupy.
     pub bytes: u64,
     modified: SystemTime,
 }
@@ -37,6 +45,7 @@ pub fn disk_usage(path: &Path) -> io::Result<u64> {
 /// Looks at a root from the side of the fingerprint whose folder is `own`.
 pub(crate) fn survey(root: &Path, own: &Path) -> io::Result<Usage> {
     let mut usage = Usage::default();
+    let mut stale: BTreeMap<PathBuf, StaleSegment> = BTreeMap::new();
     walk(root, &mut |path, metadata| {
         let bytes = allocated(metadata);
         usage.total += bytes;
@@ -44,25 +53,31 @@ pub(crate) fn survey(root: &Path, own: &Path) -> io::Result<Usage> {
         if is_segment(path) && metadata.is_file() && is_fingerprint(folder) && folder.parent() == Some(root) {
             if folder != own {
                 let modified = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                usage.stale.push(StaleSegment { path: path.to_owned(), bytes, modified });
+                let path = path.with_extension(PAYLOADS);
+                let new = StaleSegment { path: path.clone(), bytes: 0, modified };
+                let segment = stale.entry(path).or_insert(new);
+                segment.bytes += bytes;
+                segment.modified = segment.modified.max(modified);
             }
         } else if !is_fixture(root, path, metadata) {
             usage.foreign += bytes;
         }
     })?;
+    usage.stale.extend(stale.into_values());
     usage.stale.sort_by(|a, b| (a.modified, &a.path).cmp(&(b.modified, &b.path)));
     Ok(usage)
 }
 
-/// The number in a segment's file name.
+/// The number in the name of either file of a segment.
 pub(crate) fn segment_number(path: &Path) -> Option<usize> {
-    let digits = path.file_name()?.to_str()?.strip_prefix("segment-")?.strip_suffix(".kv")?;
+    let (stem, extension) = path.file_name()?.to_str()?.split_once('.')?;
+    let digits = stem.strip_prefix("segment-").filter(|_| [HEADERS, PAYLOADS].contains(&extension))?;
     (digits.len() >= 6 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// The file name of a segment.
+/// The name of a segment's file of payloads.
 pub(crate) fn segment_name(number: usize) -> String {
-    format!("segment-{number:06}.kv")
+    format!("segment-{number:06}.{PAYLOADS}")
 }
 
 fn is_segment(path: &Path) -> bool {
@@ -126,7 +141,7 @@ mod tests {
         fs::create_dir(root.join("photos")).unwrap();
         let files = [
             own.join("segment-000000.kv"),
-            other.join("segment-000001.kv"),
+            other.join("segment-000001.kh"),
             other.join("notes.txt"),
             root.join("photos/segment-000000.kv"),
             root.join(MARKER_FILE),
@@ -135,7 +150,8 @@ mod tests {
             fs::write(file, [1; 5000]).unwrap();
         }
         let usage = survey(root, &own).unwrap();
-        assert_eq!(usage.stale.iter().map(|segment| &segment.path).collect::<Vec<_>>(), [&files[1]]);
+        let stale: Vec<_> = usage.stale.iter().map(|segment| segment.path.clone()).collect();
+        assert_eq!(stale, [files[1].with_extension(PAYLOADS)]);
         let foreign: u64 = [&files[2], &files[3], &root.join("photos")]
             .iter()
             .map(|path| allocated(&fs::metadata(path).unwrap()))

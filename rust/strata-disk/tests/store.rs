@@ -87,14 +87,15 @@ fn flipped_bits_are_misses() {
         rig.spill(&[0, 1, 2], &records);
         let geometry = rig.store.geometry();
         drop(rig);
-        let file = OpenOptions::new().read(true).write(true).open(segment(root.path(), 1, 0)).unwrap();
-        let flip = |offset: u64| {
+        let flip = |extension: &str, offset: u64| {
+            let path = segment(root.path(), 1, 0).with_extension(extension);
+            let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
             let mut byte = [0];
             file.read_exact_at(&mut byte, offset).unwrap();
             file.write_all_at(&[byte[0] ^ 4], offset).unwrap();
         };
-        flip(geometry.payload_offset(1) + 77);
-        flip(geometry.header_offset(2) + 200);
+        flip("kv", geometry.payload_offset(1) + 77);
+        flip("kh", geometry.header_offset(2) + 200);
         let mut rig = Rig::open(config);
         let pages: Vec<u32> = rig.recovered.records.iter().map(|record| record.page.0).collect();
         assert_eq!((pages, rig.recovered.damaged), (vec![0, 1], 1));
@@ -125,10 +126,11 @@ fn truncated_and_deleted_segments_are_misses() {
     assert!(matches!(done.error, Some(TransferError::Corrupt { record, .. }) if record.0 == 3));
     drop(rig);
     fs::remove_file(segment(root.path(), 1, 1)).unwrap();
+    fs::remove_file(segment(root.path(), 1, 2).with_extension("kh")).unwrap();
     let mut rig = Rig::open(config(root.path(), 2 << 20, 16, 12_288));
     let mut found: Vec<u32> = rig.recovered.records.iter().map(|record| record.page.0).collect();
     found.sort_unstable();
-    assert_eq!(found, (0..3).chain(2 * in_segment..60).collect::<Vec<_>>());
+    assert_eq!(found, (0..3).chain(3 * in_segment..60).collect::<Vec<_>>());
     assert_eq!(rig.recovered.damaged, in_segment - 3);
     let miss = rig.prefetch(&[in_segment], &records[in_segment as usize..][..1]);
     assert!(matches!(miss.error, Some(TransferError::Corrupt { .. })), "{:?}", miss.error);
@@ -172,8 +174,8 @@ fn erased_records_stay_erased() {
     rig.erase(&[0, 2, 3]);
     drop(rig);
     assert!(Rig::open(config(root.path(), 1 << 20, 16, 4096)).recovered.records.is_empty());
-    let bytes = fs::read(segment(root.path(), 1, 0)).unwrap();
-    assert!(!bytes[4096..].windows(8).any(|window| window == b"STRATAKV"), "no header is left");
+    let bytes = fs::read(segment(root.path(), 1, 0).with_extension("kh")).unwrap();
+    assert!(!bytes.windows(8).any(|window| window == b"STRATAKV"), "no header is left");
 }
 
 #[test]
@@ -204,7 +206,7 @@ fn a_root_has_one_owner_and_private_files() {
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let kv = segment(&root, 1, 0);
     assert_eq!((mode(&root), mode(kv.parent().unwrap())), (0o700, 0o700));
-    for file in [kv, root.join(MARKER_FILE), root.join(LOCK_FILE)] {
+    for file in [kv.with_extension("kh"), kv, root.join(MARKER_FILE), root.join(LOCK_FILE)] {
         assert_eq!(mode(&file), 0o600, "{}", file.display());
     }
     rig.store.close().unwrap();

@@ -80,12 +80,15 @@ impl Plan {
         self.plan.rows.iter().map(|row| row.sample).collect()
     }
 
-    /// Rows told for the first time: (row, device, host, disk, computed) prompt tokens.
+    /// Rows that were just admitted: (row, prompt tokens from device, host, disk, computed, preemptions so far).
     #[getter]
-    fn admitted(&self) -> Vec<(usize, usize, usize, usize, usize)> {
+    fn admitted(&self) -> Vec<(usize, usize, usize, usize, usize, u32)> {
         let rows = self.plan.rows.iter().enumerate();
         rows.filter_map(|(index, row)| {
-            row.admitted.map(|from| (index, from.device, from.host, from.disk, from.computed))
+            row.admitted.map(|admission| {
+                let from = admission.sources;
+                (index, from.device, from.host, from.disk, from.computed, admission.preemptions)
+            })
         })
         .collect()
     }

@@ -1,7 +1,7 @@
 //! An engine that wraps another and makes chosen I/Os go wrong: for tests of everything above it. Works on the chain,
 //! not on the system calls, so that it wraps every engine.
 
-use super::{Io, IoEngine, Operation, SegmentFile};
+use super::{Io, IoEngine, Operation, SegmentBytes, SegmentFile};
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
@@ -175,12 +175,12 @@ fn scripted(error: Option<i32>) -> io::Result<()> {
 }
 
 impl IoEngine for FaultyEngine {
-    fn create(&self, path: &Path, bytes: u64, front: &[u8]) -> io::Result<SegmentFile> {
+    fn create(&self, path: &Path, bytes: SegmentBytes, front: &[u8]) -> io::Result<SegmentFile> {
         scripted(self.script.state().create_error)?;
         self.inner.create(path, bytes, front)
     }
 
-    fn open(&self, path: &Path, bytes: u64) -> io::Result<SegmentFile> {
+    fn open(&self, path: &Path, bytes: SegmentBytes) -> io::Result<SegmentFile> {
         self.inner.open(path, bytes)
     }
 

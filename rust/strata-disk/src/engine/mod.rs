@@ -13,6 +13,7 @@ pub use faulty::{Fault, FaultyEngine};
 pub use recording::{LoggedWrite, RecordingEngine, Replay};
 pub use threads::ThreadPoolEngine;
 
+use crate::usage::{HEADERS, PAYLOADS};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,14 +30,41 @@ pub enum Lane {
     Write,
 }
 
+/// Which of a segment's two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Superblock and headers: small, through the page cache.
+    Headers,
+    /// Payloads: large, past the page cache where the file system and the buffers allow.
+    Payloads,
+}
+
+impl Part {
+    /// The path of this part of the segment whose payloads lie at `segment`.
+    pub fn path(self, segment: &Path) -> PathBuf {
+        segment.with_extension(if self == Part::Headers { HEADERS } else { PAYLOADS })
+    }
+}
+
+/// Bytes of a segment's two files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentBytes {
+    /// Of the headers.
+    pub headers: u64,
+    /// Of the payloads.
+    pub payloads: u64,
+}
+
 /// An open segment.
 #[derive(Debug)]
 pub struct SegmentFile {
-    /// Where it is.
+    /// Where its payloads are; the headers lie beside them.
     pub path: PathBuf,
-    /// Through the page cache: headers always, payloads where O_DIRECT is refused.
+    /// The headers.
+    pub headers: File,
+    /// The payloads, through the page cache.
     pub cached: File,
-    /// Past the page cache, where the file system takes it.
+    /// The payloads, past the page cache, where the file system takes it.
     pub direct: Option<File>,
 }
 
@@ -47,21 +75,21 @@ pub enum Operation {
     Hop,
     /// Fills the buffers from a file.
     Read {
-        /// The file.
+        /// The segment.
         file: Arc<SegmentFile>,
-        /// Where in it.
+        /// Which file of it.
+        part: Part,
+        /// Where in that.
         offset: u64,
-        /// Past the page cache if the file and the buffers allow.
-        direct: bool,
     },
     /// Writes the buffers to a file.
     Write {
-        /// The file.
+        /// The segment.
         file: Arc<SegmentFile>,
-        /// Where in it.
+        /// Which file of it.
+        part: Part,
+        /// Where in that.
         offset: u64,
-        /// Past the page cache if the file and the buffers allow.
-        direct: bool,
     },
 }
 
@@ -130,14 +158,14 @@ impl Io {
 
 /// Executes I/O; see the module for the contract.
 pub trait IoEngine: Send + Sync {
-    /// Creates a segment with all its blocks allocated, private, its first bytes `front`, the rest zero. Leaves no
-    /// file behind when it fails. Blocks.
-    fn create(&self, path: &Path, bytes: u64, front: &[u8]) -> io::Result<SegmentFile>;
+    /// Creates a segment with all its blocks allocated, private, the headers beginning with `front`, all else zero.
+    /// `path` is that of its payloads. Leaves no file behind when it fails. Blocks.
+    fn create(&self, path: &Path, bytes: SegmentBytes, front: &[u8]) -> io::Result<SegmentFile>;
 
-    /// Opens a segment and makes it `bytes` long again. Blocks.
-    fn open(&self, path: &Path, bytes: u64) -> io::Result<SegmentFile>;
+    /// Opens a segment and makes its files as long as they should be. Blocks.
+    fn open(&self, path: &Path, bytes: SegmentBytes) -> io::Result<SegmentFile>;
 
-    /// Deletes a segment. Blocks.
+    /// Deletes what there is of a segment, headers first. Blocks.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Makes everything that was written to a segment safe against power loss. Blocks.

@@ -1,7 +1,7 @@
 //! An engine that wraps another and writes down every change of the disk, in the order in which they start, and the
 //! replay of any prefix of that log into a fresh root: what a crash at that moment would have left.
 
-use super::{Io, IoEngine, Operation, SegmentFile};
+use super::{Io, IoEngine, Operation, Part, SegmentBytes, SegmentFile};
 use crate::root::MARKER_FILE;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,30 +13,30 @@ use std::time::Duration;
 /// One change of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoggedWrite {
-    /// A segment of zeros came to be.
+    /// A file of zeros came to be.
     Create {
-        /// The segment.
+        /// The file.
         path: PathBuf,
         /// Its bytes.
         bytes: u64,
     },
     /// Bytes were written.
     Write {
-        /// The segment.
+        /// The file.
         path: PathBuf,
         /// Where in it.
         offset: u64,
         /// What.
         bytes: Vec<u8>,
     },
-    /// A segment was deleted.
+    /// A file was deleted.
     Remove {
-        /// The segment.
+        /// The file.
         path: PathBuf,
     },
     /// Everything before, in this segment, became safe against power loss.
     Sync {
-        /// The segment.
+        /// The segment's payloads; its headers are meant too.
         path: PathBuf,
     },
 }
@@ -66,7 +66,7 @@ fn note(log: &Log, change: LoggedWrite) {
 }
 
 fn wrap(log: &Log, mut io: Io) -> Io {
-    if let Operation::Write { file, offset, .. } = &io.operation {
+    if let Operation::Write { file, part, offset } = &io.operation {
         let mut bytes = Vec::with_capacity(io.bytes());
         for buffer in &io.buffers {
             // SAFETY: the buffers of an Io stay valid until its `then` has run, and of a write nobody changes them.
@@ -74,7 +74,7 @@ fn wrap(log: &Log, mut io: Io) -> Io {
                 std::slice::from_raw_parts(buffer.pointer().as_ptr(), buffer.len())
             });
         }
-        note(log, LoggedWrite::Write { path: file.path.clone(), offset: *offset, bytes });
+        note(log, LoggedWrite::Write { path: part.path(&file.path), offset: *offset, bytes });
     }
     let (log, then) = (Arc::clone(log), io.then);
     io.then = Box::new(move |result| then(result).map(|next| wrap(&log, next)));
@@ -82,21 +82,26 @@ fn wrap(log: &Log, mut io: Io) -> Io {
 }
 
 impl IoEngine for RecordingEngine {
-    fn create(&self, path: &Path, bytes: u64, front: &[u8]) -> io::Result<SegmentFile> {
+    fn create(&self, path: &Path, bytes: SegmentBytes, front: &[u8]) -> io::Result<SegmentFile> {
         let file = self.inner.create(path, bytes, front)?;
-        note(&self.log, LoggedWrite::Create { path: path.to_owned(), bytes });
-        note(&self.log, LoggedWrite::Write { path: path.to_owned(), offset: 0, bytes: front.to_vec() });
+        let headers = Part::Headers.path(path);
+        note(&self.log, LoggedWrite::Create { path: path.to_owned(), bytes: bytes.payloads });
+        note(&self.log, LoggedWrite::Create { path: headers.clone(), bytes: bytes.headers });
+        note(&self.log, LoggedWrite::Write { path: headers, offset: 0, bytes: front.to_vec() });
         Ok(file)
     }
 
-    fn open(&self, path: &Path, bytes: u64) -> io::Result<SegmentFile> {
+    fn open(&self, path: &Path, bytes: SegmentBytes) -> io::Result<SegmentFile> {
         self.inner.open(path, bytes)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.inner.remove(path)?;
-        note(&self.log, LoggedWrite::Remove { path: path.to_owned() });
-        Ok(())
+        for path in [Part::Headers, Part::Payloads].map(|part| part.path(path)) {
+            if path.try_exists()? {
+                note(&self.log, LoggedWrite::Remove { path });
+            }
+        }
+        self.inner.remove(path)
     }
 
     fn sync(&self, file: &SegmentFile) -> io::Result<()> {

@@ -1,7 +1,7 @@
 //! The engine that works everywhere: threads that call preadv and pwritev. Payloads pass the page cache by where the
 //! file system takes O_DIRECT; where it refuses, at the probe or later, the page cache serves and `describe` says why.
 
-use super::{Buffer, Io, IoEngine, Operation, SegmentFile};
+use super::{Buffer, Io, IoEngine, Lane, Operation, Part, SegmentBytes, SegmentFile};
 use crate::config::DirectIo;
 use crate::geometry::BLOCK;
 use crossbeam_channel::{bounded, select_biased, unbounded, Receiver, Sender};
@@ -9,14 +9,12 @@ use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-
-use super::Lane;
 
 /// Reads that may overtake a waiting write.
 const MOST_READS_IN_A_ROW: u32 = 16;
@@ -84,37 +82,51 @@ impl ThreadPoolEngine {
 }
 
 impl IoEngine for ThreadPoolEngine {
-    fn create(&self, path: &Path, bytes: u64, front: &[u8]) -> io::Result<SegmentFile> {
-        let mut options = OpenOptions::new();
-        let cached = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        let filled = allocate(&cached, bytes).and_then(|()| {
-            use std::os::unix::fs::FileExt;
-            cached.write_all_at(front, 0)
-        });
-        if let Err(error) = filled {
-            fs::remove_file(path)?;
-            return Err(error);
-        }
-        self.files.segment(path, cached)
+    fn create(&self, path: &Path, bytes: SegmentBytes, front: &[u8]) -> io::Result<SegmentFile> {
+        let make = || -> io::Result<SegmentFile> {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create_new(true).mode(0o600);
+            let cached = options.open(path)?;
+            allocate(&cached, bytes.payloads)?;
+            let headers = options.open(Part::Headers.path(path))?;
+            allocate(&headers, bytes.headers)?;
+            headers.write_all_at(front, 0)?;
+            self.files.segment(path, headers, cached)
+        };
+        make().or_else(|error| {
+            self.remove(path)?;
+            Err(error)
+        })
     }
 
-    fn open(&self, path: &Path, bytes: u64) -> io::Result<SegmentFile> {
-        let cached = OpenOptions::new().read(true).write(true).open(path)?;
-        let found = cached.metadata()?.len();
-        if found < bytes {
-            allocate(&cached, bytes)?;
-        } else if found > bytes {
-            cached.set_len(bytes)?;
-        }
-        self.files.segment(path, cached)
+    fn open(&self, path: &Path, bytes: SegmentBytes) -> io::Result<SegmentFile> {
+        let open = |part: Part, bytes: u64| -> io::Result<File> {
+            let file = OpenOptions::new().read(true).write(true).open(part.path(path))?;
+            let found = file.metadata()?.len();
+            if found < bytes {
+                allocate(&file, bytes)?;
+            } else if found > bytes {
+                file.set_len(bytes)?;
+            }
+            Ok(file)
+        };
+        let headers = open(Part::Headers, bytes.headers)?;
+        self.files.segment(path, headers, open(Part::Payloads, bytes.payloads)?)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        fs::remove_file(path)
+        for part in [Part::Headers, Part::Payloads] {
+            match fs::remove_file(part.path(path)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn sync(&self, file: &SegmentFile) -> io::Result<()> {
-        file.cached.sync_data()
+        file.cached.sync_data()?;
+        file.headers.sync_data()
     }
 
     fn submit(&self, io: Io) {
@@ -188,10 +200,7 @@ impl Worker {
 }
 
 impl Files {
-    fn segment(&self, path: &Path, cached: File) -> io::Result<SegmentFile> {
-        // SAFETY: posix_fadvise takes a descriptor, which `cached` keeps open, and no memory. It is advice: headers
-        // are read one by one, and reading ahead would pull payloads into the page cache.
-        unsafe { libc::posix_fadvise(cached.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    fn segment(&self, path: &Path, headers: File, cached: File) -> io::Result<SegmentFile> {
         let direct = if self.direct.load(Ordering::Acquire) {
             let mut options = OpenOptions::new();
             options.read(true).write(true).custom_flags(libc::O_DIRECT);
@@ -199,7 +208,7 @@ impl Files {
         } else {
             None
         };
-        Ok(SegmentFile { path: path.to_owned(), cached, direct })
+        Ok(SegmentFile { path: path.to_owned(), headers, cached, direct })
     }
 
     fn refuse(&self, error: &io::Error) {
@@ -209,14 +218,17 @@ impl Files {
     }
 
     fn execute(&self, io: &Io) -> io::Result<usize> {
-        let (file, offset, direct, call) = match &io.operation {
+        let (file, part, offset, call) = match &io.operation {
             Operation::Hop => return Ok(0),
-            Operation::Read { file, offset, direct } => (file, *offset, *direct, Call::Read),
-            Operation::Write { file, offset, direct } => (file, *offset, *direct, Call::Write),
+            Operation::Read { file, part, offset } => (file, *part, *offset, Call::Read),
+            Operation::Write { file, part, offset } => (file, *part, *offset, Call::Write),
         };
-        if let Some(descriptor) = file.direct.as_ref().filter(|_| direct && aligned(&io.buffers, offset)) {
+        if part == Part::Headers {
+            return transfer_all(&file.headers, offset, &io.buffers, call);
+        }
+        if let Some(direct) = file.direct.as_ref().filter(|_| aligned(&io.buffers, offset)) {
             if self.direct.load(Ordering::Acquire) {
-                match transfer_all(descriptor, offset, &io.buffers, call) {
+                match transfer_all(direct, offset, &io.buffers, call) {
                     Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.refuse(&error),
                     result => return result,
                 }

@@ -1,0 +1,113 @@
+"""Many clients at once over pools that are too small for them: shared documents, several turns, random aborts."""
+
+from __future__ import annotations
+
+import random
+import threading
+from dataclasses import dataclass, field
+
+from engine_harness import VOCABULARY, read, wrong_at
+from strata.engine import Engine, GenerationRequest, SamplingParams
+from strata.errors import StrataError
+from strata.models import CausalLM
+
+JOIN_S = 120.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients do."""
+
+    seed: int
+    clients: int = 64
+    documents: int = 5
+    document_tokens: tuple[int, int] = (40, 130)
+    question_tokens: tuple[int, int] = (1, 14)
+    answer_tokens: tuple[int, int] = (1, 16)
+    turns: int = 3
+    abort_share: float = 0.25
+    salts: tuple[str, ...] = ("",)
+
+    @property
+    def longest(self) -> int:
+        """Most tokens that one request can hold."""
+        return self.document_tokens[1] + self.turns * (self.question_tokens[1] + self.answer_tokens[1])
+
+
+@dataclass
+class Outcome:
+    """What the clients saw."""
+
+    finished: int = 0
+    aborted: int = 0
+    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def run_clients(engine: Engine, model: CausalLM, load: Load) -> Outcome:
+    """Runs all clients to their ends and checks every token that any of them saw."""
+    generator = random.Random(load.seed)
+    documents = [
+        [generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.document_tokens))]
+        for _ in range(load.documents)
+    ]
+    outcome, seen = Outcome(), []
+    threads = [
+        threading.Thread(
+            target=_client,
+            args=(engine, load, documents, generator.randrange(1 << 30), outcome, seen),
+            name=f"client-{index}",
+            daemon=True,
+        )
+        for index in range(load.clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(JOIN_S)
+        if thread.is_alive():
+            outcome.stuck.append(thread.name)
+            break
+    for prompt, tokens in seen:
+        place = wrong_at(model, prompt, tokens)
+        if place is not None:
+            outcome.wrong.append(f"token {place} of {len(tokens)} after {len(prompt)} prompt tokens")
+    return outcome
+
+
+def _client(
+    engine: Engine,
+    load: Load,
+    documents: list[list[int]],
+    seed: int,
+    outcome: Outcome,
+    seen: list[tuple[list[int], list[int]]],
+) -> None:
+    generator = random.Random(seed)
+    prompt = list(generator.choice(documents))
+    salt = generator.choice(load.salts)
+    for _ in range(generator.randint(1, load.turns)):
+        prompt = prompt + [generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.question_tokens))]
+        most = generator.randint(*load.answer_tokens)
+        abort_after = generator.randint(0, most) if generator.random() < load.abort_share else None
+        request = GenerationRequest(prompt, SamplingParams(max_tokens=most), salt)
+        try:
+            answer = read(engine.submit(request), abort_after)
+        except (StrataError, AssertionError) as error:
+            with outcome.lock:
+                outcome.errors.append(f"{type(error).__name__}: {error}")
+            return
+        with outcome.lock:
+            seen.append((prompt, answer.tokens))
+            if answer.reason == "abort":
+                outcome.aborted += 1
+            else:
+                outcome.finished += 1
+                if len(answer.tokens) != most:
+                    outcome.wrong.append(f"{len(answer.tokens)} tokens came, {most} were due")
+            usage = answer.last.usage
+            if sum(answer.sources) != len(prompt):
+                outcome.wrong.append(f"sources {answer.sources} of {usage.prompt_tokens} prompt tokens")
+        prompt = prompt + answer.tokens
