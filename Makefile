@@ -52,7 +52,7 @@ test:
 	$(call step,3/6,Extension strata._core$(comma) release build)
 	@$(MAKE) -s $(STAMPS)/extension
 	$(call step,4/6,Rust tests)
-	@cargo test --workspace --quiet
+	@cargo test --workspace
 	$(call step,5/6,Rust concurrency models (loom))
 	@$(MAKE) loom
 	$(call step,6/6,Python tests)

@@ -58,6 +58,29 @@ impl CacheController {
         Ok(self.tree.match_prefix(namespace, self.config.group, self.head(tokens, pages))?)
     }
 
+    /// A request that will compute these tokens: whole pages that no tier holds and nobody else owns are known by
+    /// its name from now on, so that others can see what is coming.
+    pub fn claim(
+        &mut self,
+        request: RequestId,
+        namespace: &Namespace,
+        tokens: &[Token],
+    ) -> Result<(), ControlError> {
+        self.tree.claim(namespace, tokens, request)?;
+        Ok(())
+    }
+
+    /// The request has begun to compute what it claimed.
+    pub fn begin_claimed(&mut self, request: RequestId) {
+        self.tree.start(request);
+    }
+
+    /// The request will not publish the rest of what it claimed.
+    pub fn give_up_claim(&mut self, request: RequestId) -> Result<(), ControlError> {
+        self.tree.release(request, None)?;
+        Ok(())
+    }
+
     /// Pins what is cached of the first `usable` pages, starts the loads and reserves the rest up to `total`
     /// pages. None if the device has no room: then nothing has changed.
     pub fn admit(

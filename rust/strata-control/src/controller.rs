@@ -307,6 +307,11 @@ impl CacheController {
                 )));
             }
             let busy = stats.pinned + state(PageState::Reserved) + stats.quarantined;
+            let transient = self.tree.stats().transient_pages;
+            if idle && transient > 0 {
+                let pages = format!("idle, yet {transient} pages are owned by requests that are gone");
+                return Err(ControlError::Inconsistent(pages));
+            }
             if idle && (busy > 0 || self.transfers.len() > 0) {
                 return Err(ControlError::Inconsistent(format!(
                     "{tier}: idle, yet {} pinned, {} reserved, {} in quarantine, {} transfers in flight",

@@ -6,6 +6,7 @@ use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult};
 use crate::request::{Ending, Held, NewRequest, Phase, Request};
 use crate::stats::CoreStats;
 use crate::CoreError;
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use strata_control::{CacheController, Effect};
@@ -93,9 +94,19 @@ impl Core {
         let id = new.id;
         let mut request = Request::new(new, now);
         self.start_prefetch(now, &mut request)?;
-        self.queue.push_back(id);
+        self.control.claim(id, &request.namespace, &request.tokens)?;
         self.requests.insert(id, request);
+        self.enqueue(id);
         Ok(())
+    }
+
+    /// Into the queue: before lower priorities, and before everyone of its own who came later.
+    pub(crate) fn enqueue(&mut self, id: RequestId) {
+        let key = |request: &Request| (Reverse(request.priority), request.arrived, request.id);
+        let Some(own) = self.requests.get(&id).map(key) else { return };
+        let later = |queued: &RequestId| self.requests.get(queued).is_some_and(|other| key(other) > own);
+        let place = self.queue.iter().position(later).unwrap_or(self.queue.len());
+        self.queue.insert(place, id);
     }
 
     fn refusal(&self, new: &NewRequest) -> Option<Refusal> {

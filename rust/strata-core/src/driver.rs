@@ -26,6 +26,8 @@ const COMMANDS: usize = 8192;
 const RETRY: Duration = Duration::from_millis(1);
 /// The longest sleep: bounds what a lost wake-up can cost.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
+/// How long nothing must have happened before the books are proven: the proof takes a while in a large tree.
+const IDLE_BEFORE_CHECK: Duration = Duration::from_secs(5);
 /// How long a caller waits for an answer of Core that takes microseconds when Core lives.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -188,6 +190,8 @@ impl Driver {
             backlog: VecDeque::new(),
             refused_by_mover: VecDeque::new(),
             start: Instant::now(),
+            last_event: Instant::now(),
+            proven: false,
         };
         let thread = std::thread::Builder::new().name("strata-core".into()).spawn(move || {
             let mut looping = looping;
@@ -231,6 +235,9 @@ struct Loop {
     /// Transfers that their Mover has no room for yet, in order.
     refused_by_mover: VecDeque<TransferDescriptor>,
     start: Instant,
+    last_event: Instant,
+    /// Whether the books were proven since the last event.
+    proven: bool,
 }
 
 impl Loop {
@@ -253,8 +260,14 @@ impl Loop {
                 } else {
                     std::thread::sleep(RETRY);
                 },
-                default(patience) => {}
+                default(patience) => {
+                self.prove_when_idle()?;
+                self.core.tick(self.now())?;
+                self.carry_out()?;
+                continue;
             }
+            }
+            (self.last_event, self.proven) = (Instant::now(), false);
             // Whatever else has come meanwhile belongs to the same decision.
             while let (false, Ok(command)) = (stop, commands.try_recv()) {
                 stop = self.handle(command)?;
@@ -268,6 +281,15 @@ impl Loop {
             self.core.tick(self.now())?;
             self.carry_out()?;
         }
+    }
+
+    /// Once in each idle spell: a defect in the books stops Core before it can become a wrong answer.
+    fn prove_when_idle(&mut self) -> Result<(), CoreError> {
+        if self.proven || self.last_event.elapsed() < IDLE_BEFORE_CHECK || !self.core.is_idle() {
+            return Ok(());
+        }
+        self.proven = true;
+        self.core.check()
     }
 
     fn patience(&self) -> Duration {

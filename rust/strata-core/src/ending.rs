@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::plan::{Action, Refusal, RefusalKind};
-use crate::request::{Ending, Phase, Request, Running};
+use crate::request::{Ending, Phase, Running};
 use crate::CoreError;
 use strata_types::{PageId, RequestId};
 
@@ -37,20 +37,21 @@ impl Core {
 
     fn forget(&mut self, id: RequestId) -> Result<(), CoreError> {
         self.give_back(id)?;
+        self.control.give_up_claim(id)?;
         self.requests.remove(&id);
         self.queue.retain(|queued| *queued != id);
         Ok(())
     }
 
-    /// Back to the queue, before everyone who came later.
+    /// Back to the queue, where its arrival puts it.
     pub(crate) fn put_back(&mut self, id: RequestId) -> Result<(), CoreError> {
         self.give_back(id)?;
+        self.control.give_up_claim(id)?;
+        if let Some(request) = self.requests.get(&id) {
+            self.control.claim(id, &request.namespace, &request.tokens)?;
+        }
         self.to_prefetch.push(id);
-        let key = |request: &Request| (request.arrived, request.id);
-        let Some(own) = self.requests.get(&id).map(key) else { return Ok(()) };
-        let later = |queued: &RequestId| self.requests.get(queued).is_some_and(|other| key(other) > own);
-        let place = self.queue.iter().position(later).unwrap_or(self.queue.len());
-        self.queue.insert(place, id);
+        self.enqueue(id);
         Ok(())
     }
 

@@ -104,6 +104,7 @@ impl Core {
             return None;
         }
         let end = start + length;
+        self.control.begin_claimed(id);
         running.planned = end;
         running.outstanding += 1;
         let sample = end == known;

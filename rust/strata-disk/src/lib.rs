@@ -24,8 +24,8 @@ mod usage;
 
 pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
 pub use engine::{
-    Buffer, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine,
-    Replay, SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
+    Buffer, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine, Replay,
+    SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
 };
 pub use error::DiskError;
 pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};

@@ -237,8 +237,12 @@ impl Segments {
             }
         }
         if self.folder_dirty.swap(false, Ordering::AcqRel) {
-            let done = File::open(&self.folder).and_then(|folder| folder.sync_all());
-            if let Err(error) = done.and_then(|()| File::open(&self.root)?.sync_all()) {
+            let sync = |folder: &PathBuf| match File::open(folder) {
+                // Deleted under us: there is nothing to make safe, and whoever makes it anew says so.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                opened => opened?.sync_all(),
+            };
+            if let Err(error) = sync(&self.folder).and_then(|()| sync(&self.root)) {
                 self.folder_dirty.store(true, Ordering::Release);
                 failure.get_or_insert((self.folder.clone(), error));
             }

@@ -21,8 +21,8 @@ use crossbeam_channel::{SendTimeoutError, TrySendError};
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use strata_tier::{CompletionSender, Mover, SubmitError};
 use strata_types::{TransferCompletion, TransferDescriptor, TransferError, TransferId, TransferKind};
@@ -44,7 +44,8 @@ pub(crate) struct Shared {
     pub sequence: AtomicU64,
     registry: Registry,
     completions: CompletionSender,
-    closing: AtomicBool,
+    /// When `close` was first called.
+    closing: OnceLock<Instant>,
     /// Owned until closed; longer if the kernel holds on to an I/O, which may still change the disk.
     root: Mutex<Option<Root>>,
 }
@@ -108,7 +109,7 @@ impl DiskStore {
             sequence: AtomicU64::new(scan.next_sequence),
             registry: Registry::default(),
             completions,
-            closing: AtomicBool::new(false),
+            closing: OnceLock::new(),
             root: Mutex::new(Some(root)),
         });
         shared.look();
@@ -133,7 +134,7 @@ impl DiskStore {
 
     /// Whether transfers are executed.
     pub fn health(&self) -> Health {
-        if self.shared.closing.load(Ordering::Acquire) {
+        if self.shared.closing.get().is_some() {
             return Health::Closed;
         }
         self.shared.monitor.health()
@@ -165,7 +166,7 @@ impl DiskStore {
         let deadline = shared.config.close_deadline;
         let late =
             |operation| DiskError::Deadline { operation, root: shared.config.root.clone(), waited: deadline };
-        shared.closing.store(true, Ordering::Release);
+        shared.closing.get_or_init(Instant::now);
         shared.registry.close();
         let emptied = shared.registry.wait_until_empty(deadline);
         let synced = self.ticker.stop(deadline);
@@ -213,7 +214,7 @@ impl Mover for DiskStore {
 impl Shared {
     /// Why a transfer cannot even be begun.
     fn refusal(&self, transfer: &TransferDescriptor) -> Option<TransferError> {
-        if self.closing.load(Ordering::Acquire) {
+        if self.closing.get().is_some() {
             return None;
         }
         if let Some(reason) = self.monitor.unavailable() {
@@ -275,7 +276,7 @@ impl Shared {
 
     /// Why a running transfer should start no further run.
     pub fn interruption(&self, transfer: &Transfer) -> Option<TransferError> {
-        if transfer.is_cancelled() || self.closing.load(Ordering::Acquire) {
+        if transfer.is_cancelled() || self.closing.get().is_some() {
             return Some(TransferError::Cancelled);
         }
         self.monitor.unavailable().map(|reason| TransferError::Unavailable { tier: "disk", reason })
@@ -325,18 +326,14 @@ impl Shared {
 
     /// Hands a completion over; waits while Core is behind, unless the store closes.
     fn report(&self, mut completion: TransferCompletion) {
-        let mut patience: Option<Instant> = None;
         loop {
             match self.completions.send_timeout(completion, Duration::from_millis(50)) {
                 Ok(()) => return,
                 Err(SendTimeoutError::Timeout(back)) => completion = back,
                 Err(SendTimeoutError::Disconnected(_)) => break,
             }
-            if self.closing.load(Ordering::Acquire) {
-                let until = patience.get_or_insert_with(|| Instant::now() + self.config.close_deadline / 2);
-                if Instant::now() >= *until {
-                    break;
-                }
+            if self.closing.get().is_some_and(|since| since.elapsed() >= self.config.close_deadline / 2) {
+                break;
             }
         }
         self.monitor.counters.lost_completions.fetch_add(1, Ordering::Relaxed);

@@ -1,4 +1,5 @@
 //! The suite that every Mover passes, over the page sizes and payload sizes that differ in kind.
+#![allow(clippy::unwrap_used, clippy::panic)]
 mod common;
 
 use common::{config, HeapPages};

@@ -1,6 +1,7 @@
 //! A crash at any moment. The log of every write is replayed up to each prefix, with the last write torn: what a
 //! recovery then lists is whole. With writes lost that no sync had made safe, as after a power loss, what it lists is
 //! whole or seen to be corrupt.
+#![allow(clippy::unwrap_used, clippy::panic)]
 mod common;
 
 use common::{chain, config, Rig};

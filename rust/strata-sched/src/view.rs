@@ -57,7 +57,7 @@ pub struct Limits {
 pub struct View<'a> {
     /// Now.
     pub now: Time,
-    /// The queue, in order of arrival; requests that were put back stand in front.
+    /// The front of the queue, in order of priority, then arrival; requests that were put back have their old place.
     pub waiting: &'a [Waiting],
     /// Admitted requests with prompt left to compute, in order of admission.
     pub prefilling: &'a [Prefilling],

@@ -53,7 +53,7 @@ impl ThreadPoolEngine {
     ) -> io::Result<ThreadPoolEngine> {
         let refusal = match direct {
             DirectIo::Off => Some("O_DIRECT is switched off".to_owned()),
-            DirectIo::Auto if u64::from(page_bytes) % BLOCK != 0 => Some(format!(
+            DirectIo::Auto if !u64::from(page_bytes).is_multiple_of(BLOCK) => Some(format!(
                 "O_DIRECT needs pages of whole 4,096-byte blocks, these have {page_bytes} bytes"
             )),
             DirectIo::Auto => probe_direct(probe).err().map(|error| format!("O_DIRECT is refused: {error}")),
@@ -298,10 +298,10 @@ fn skip(vectors: &mut [libc::iovec], mut first: usize, mut moved: usize) -> usiz
 
 fn aligned(buffers: &[Buffer], offset: u64) -> bool {
     let block = BLOCK as usize;
-    offset % BLOCK == 0
-        && buffers
-            .iter()
-            .all(|buffer| buffer.pointer.as_ptr() as usize % block == 0 && buffer.length % block == 0)
+    offset.is_multiple_of(BLOCK)
+        && buffers.iter().all(|buffer| {
+            buffer.pointer.addr().get().is_multiple_of(block) && buffer.length.is_multiple_of(block)
+        })
 }
 
 /// Allocates every block, so that a later write cannot meet a full disk.

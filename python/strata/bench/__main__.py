@@ -1,0 +1,58 @@
+"""`python -m strata.bench COMMAND [flags]`: picks the measurement; errors are one sentence and exit code 1."""
+
+from __future__ import annotations
+
+import os
+
+# OpenMP reads it when torch is first imported: its idle threads must sleep, not spin, where copy and disk
+# threads share their cores. The server does the same.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from strata.errors import StrataError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "longdoc": (
+        "strata.bench.longdoc_command",
+        "time to first token of questions over long documents, from every tier",
+    ),
+    "tree": ("strata.bench.tree", "match and insert of the prefix tree beside memcmp and memcpy"),
+    "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
+}
+"""Command -> (module with `main(arguments, program)`, what it measures)."""
+
+
+def usage(program: str) -> str:
+    """What `--help` says."""
+    rows = "\n".join(f"  {name:<9}{doc}" for name, (_, doc) in COMMANDS.items())
+    return f"usage: {program} COMMAND [flags]\n\ncommands:\n{rows}\n\n`{program} COMMAND --help` lists its flags."
+
+
+def main(arguments: Sequence[str] | None = None, program: str = "python -m strata.bench") -> int:
+    """Runs one measurement. Returns the exit code; 2 for an unknown command."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in ("-h", "--help"):
+        print(usage(program))
+        return 0
+    if not given or given[0] not in COMMANDS:
+        complaint = f"{given[0]!r} is no measurement" if given else "no measurement given"
+        print(f"error: {complaint}\n{usage(program)}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[given[0]]
+    try:
+        # Imported only now: `tree` does not need torch.
+        code: int = importlib.import_module(module).main(given[1:], program=f"{program} {given[0]}")
+    except StrataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: no result", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
