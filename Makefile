@@ -17,6 +17,8 @@ BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/.stamps
 DEV_EXTRAS := $(if $(EXTRAS),$(EXTRAS)$(comma))dev
 EXTENSION := python/strata/_core.abi3.so
+# cargo test has no limit of its own; pytest's is in pyproject.toml.
+RUST_TEST_SECONDS := 1500
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust cuda -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.h' \) 2>/dev/null)
 LOOM_TARGET := $(or $(CARGO_TARGET_DIR),target)/loom
 
@@ -52,7 +54,8 @@ test:
 	$(call step,3/6,Extension strata._core$(comma) release build)
 	@$(MAKE) -s $(STAMPS)/extension
 	$(call step,4/6,Rust tests)
-	@cargo test --workspace
+	@timeout --foreground $(RUST_TEST_SECONDS) cargo test --workspace || { code=$$?; test $$code -ne 124 \
+		|| echo 'error: the Rust tests did not end within $(RUST_TEST_SECONDS) s; the last one named hangs' >&2; exit $$code; }
 	$(call step,5/6,Rust concurrency models (loom))
 	@$(MAKE) loom
 	$(call step,6/6,Python tests)
@@ -161,7 +164,7 @@ help:
 	@sed -n 's/^## \([a-z-]*\): /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F'\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  PYTHON=python3        the interpreter to start from; a torch that it has is reused'
-	@echo '  TORCH_INDEX_URL=URL   the package index of torch; https://download.pytorch.org/whl/cpu has the CPU build'
+	@echo '  TORCH_INDEX_URL=URL   the package index of torch; the selector on pytorch.org shows that of the CPU build'
 	@echo '  EXTRAS=cuda           extras of pyproject.toml to install too'
 	@echo '  MODEL=default         what `make serve` loads: `default`, a Hugging Face folder or a .gguf file'
 	@echo '  VENV=.venv            the virtual environment to make or to use'

@@ -27,7 +27,7 @@ PROGRAMS = {"maturin": "maturin", "ruff": "ruff", "import-linter": "lint-imports
 CUDA_NOTICE = """\
       torch is not installed yet. For Linux, PyPI serves its CUDA build: 4.7 GB on disk with its libraries.
       Without an NVIDIA GPU, stop here (Ctrl-C) and give make the index of the CPU build:
-          TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+          TORCH_INDEX_URL=... (the selector on pytorch.org shows the index of the CPU build)
       or an interpreter that has a torch already: `make distclean`, then PYTHON=/path/to/python"""
 
 

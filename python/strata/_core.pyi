@@ -6,11 +6,28 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = [
+    "LayerHold",
+    "PageCache",
+    "PinnedPages",
+    "Plan",
+    "Refusal",
+    "Runtime",
+    "copy_bytes",
+    "disk_usage",
+    "page_keys",
+    "same_bytes",
+    "version",
+]
+
 def version() -> str: ...
 def page_keys(tokens: npt.NDArray[np.uint32], page_size: int, *, salt: str = "") -> list[str]: ...
 def disk_usage(path: str | os.PathLike[str]) -> int: ...
 def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool: ...
-def copy_bytes(destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool) -> None: ...
+def copy_bytes(
+    destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool
+) -> None: ...
+
 @final
 class PageCache:
     def __new__(cls, page_size: int, pages: int) -> PageCache: ...

@@ -5,14 +5,16 @@ a few pages, and clients that read streams.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from strata._core import LayerHold
 from strata.config import StrataConfig
 from strata.engine import Chunk, Engine, GenerationRequest, RequestStream, SamplingParams, ServedModel
-from strata.models import CausalLM, tiny_random_model
+from strata.models import CausalLM, ForwardBatch, tiny_random_model
 
 VOCABULARY = 97
 HOST_ALIGNMENT = 4096
@@ -140,3 +142,43 @@ def wait_idle(engine: Engine, limit_s: float = IDLE_S) -> None:
 def nonzero(engine: Engine) -> dict[str, float]:
     """The counters that have counted."""
     return {name: value for name, value in engine.stats().items() if value}
+
+
+class WatchedModel:
+    """Wraps a model's `forward` for a test: `before(batch)` runs first, `waits` sees each layer wanted and had."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.model = tiny_random_model(seed)
+        self.served = tiny_served(seed, model=self.model)
+        self.forwards = 0
+        self.events: list[tuple[str, int]] = []
+        self.pages: dict[int, list[int]] = {}
+        """The page table of the row that computed this many tokens of context last."""
+        self.before: Callable[[ForwardBatch], None] = lambda batch: None
+        self._forward = self.model.forward
+        self.model.forward = self._watched  # type: ignore[method-assign]
+
+    def _watched(
+        self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]
+    ) -> torch.Tensor:
+        self.forwards += 1
+        for length, table in zip(batch.context_lengths, batch.page_tables, strict=True):
+            self.pages[length] = table.tolist()
+        self.before(batch)
+
+        def wait(layer: int) -> None:
+            self.events.append(("wanted", layer))
+            wait_layer(layer)
+            self.events.append(("had", layer))
+
+        return self._forward(batch, pool, wait)
+
+
+def eventually(true: Callable[[], bool], limit_s: float = 20.0) -> bool:
+    """Whether something becomes true in time."""
+    deadline = time.monotonic() + limit_s
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True

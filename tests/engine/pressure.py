@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 
 from engine_harness import VOCABULARY, read, wrong_at
@@ -27,6 +28,8 @@ class Load:
     turns: int = 3
     abort_share: float = 0.25
     salts: tuple[str, ...] = ("",)
+    pause_s: float = 0.0
+    """Longest that a client thinks before each request."""
 
     @property
     def longest(self) -> int:
@@ -92,6 +95,7 @@ def _client(
         prompt = prompt + [generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.question_tokens))]
         most = generator.randint(*load.answer_tokens)
         abort_after = generator.randint(0, most) if generator.random() < load.abort_share else None
+        time.sleep(generator.random() * load.pause_s)
         request = GenerationRequest(prompt, SamplingParams(max_tokens=most), salt)
         try:
             answer = read(engine.submit(request), abort_after)

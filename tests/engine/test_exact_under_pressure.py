@@ -31,13 +31,10 @@ def assert_clean(engine: Engine, outcome: Outcome) -> None:
     assert stats["unknown_completions"] == stats["completions_lost"] == 0
 
 
-PRESSED = Load(0, documents=6, turns=3, abort_share=0.25)
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sixty_four_streams(make_engine: MakeEngine, served: ServedModel, seed: int) -> None:
-    load = Load(seed, documents=6, turns=3, abort_share=0.25)
-    sizes = Sizes(4, device_pages(load, 4, 1.9), 160, 3 << 20)
+    load = Load(seed, documents=16, document_tokens=(16, 60), answer_tokens=(1, 40), pause_s=1.0)
+    sizes = Sizes(4, device_pages(load, 4, 1.9), 200, 8 << 20)
     engine = make_engine(sizes=sizes)
     outcome = run_clients(engine, served.model, load)
     assert_clean(engine, outcome)

@@ -1,4 +1,6 @@
-"""`python -m strata.bench COMMAND [flags]`: picks the measurement; errors are one sentence and exit code 1."""
+"""`python -m strata.bench COMMAND [flags]`: picks the measurement; errors are one sentence and exit code
+1.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def usage(program: str) -> str:
     """What `--help` says."""
     rows = "\n".join(f"  {name:<9}{doc}" for name, (_, doc) in COMMANDS.items())
-    return f"usage: {program} COMMAND [flags]\n\ncommands:\n{rows}\n\n`{program} COMMAND --help` lists its flags."
+    return (
+        f"usage: {program} COMMAND [flags]\n\ncommands:\n{rows}\n\n"
+        f"`{program} COMMAND --help` lists its flags."
+    )
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m strata.bench") -> int:

@@ -1,7 +1,10 @@
-"""What this machine can do with the same bytes and no engine: copies in memory and reads from the disk's files."""
+"""What this machine can do with the same bytes and no engine: copies in memory and reads from the disk's
+files.
+"""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import time
@@ -23,7 +26,10 @@ class CopyBaseline:
     def __init__(self, size: int, threads: int) -> None:
         self._source: npt.NDArray[np.uint8] = np.full(size, 1, dtype=np.uint8)
         self._destination: npt.NDArray[np.uint8] = np.full(size, 2, dtype=np.uint8)
-        self._threads = threads
+        bounds = np.linspace(0, size, threads + 1, dtype=np.int64)
+        self._parts = [slice(first, last) for first, last in itertools.pairwise(bounds)]
+        self._threads = ThreadPoolExecutor(threads)
+        self.threaded()  # starts the threads
 
     def streaming(self) -> float:
         """GB/s of one thread with non-temporal stores, the instructions that the engine's copies use."""
@@ -31,10 +37,7 @@ class CopyBaseline:
 
     def threaded(self) -> float:
         """GB/s of as many threads as the engine copies with, each with the C library's memcpy."""
-        bounds = np.linspace(0, len(self._source), self._threads + 1, dtype=np.int64)
-        parts = [slice(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
-        with ThreadPoolExecutor(self._threads) as threads:
-            return self._rate(lambda: list(threads.map(self._copy, parts)))
+        return self._rate(lambda: list(self._threads.map(self._copy, self._parts)))
 
     def _copy(self, part: slice) -> None:
         np.copyto(self._destination[part], self._source[part])
@@ -46,8 +49,9 @@ class CopyBaseline:
 
 
 def raw_read_gbps(root: Path, threads: int, most_bytes: int) -> float | None:
-    """GB/s of plain O_DIRECT reads of at most `most_bytes` of the files under `root`, nothing checked; None where
-    there is nothing to read or the file system refuses O_DIRECT."""
+    """GB/s of plain O_DIRECT reads of at most `most_bytes` of the files under `root`, nothing checked;
+    None where there is nothing to read or the file system refuses O_DIRECT.
+    """
     blocks = [
         (path, offset)
         for path in sorted(root.rglob("*"))

@@ -1,5 +1,5 @@
-"""Long documents and questions about them, cut to prompts of an exact number of tokens. No two prompts of a run
-share their first page, unless they ask about the same text.
+"""Long documents and questions about them, cut to prompts of an exact number of tokens. Every prompt of a run
+has a text of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Document:
 
 @dataclass(frozen=True)
 class Prompt:
-    """`token_ids` asks the first question about a text, each of `follow_ups` another one about the same text."""
+    """`token_ids` asks the first question about a text, each of `follow_ups` another one about the same
+    text.
+    """
 
     title: str
     token_ids: list[int]
@@ -49,7 +51,9 @@ class Prompt:
 
 
 def default_documents() -> list[Document]:
-    """The help topics that come with Python, as one text of about 700,000 characters; Python's own licence."""
+    """The help topics that come with Python, as one text of about 700,000 characters; Python's own
+    licence.
+    """
     topics: dict[str, str] = python_topics.topics
     text = "\n\n".join(f"{name}\n{topics[name]}" for name in sorted(topics))
     return [Document(_DEFAULT_TITLE, text, _DEFAULT_QUESTIONS)]
@@ -61,9 +65,7 @@ def read_documents(path: Path) -> list[Document]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--docs {path} cannot be read: {error}; give a text file in {_LOOGLE}") from error
-    documents = [
-        _document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()
-    ]
+    documents = [_document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
         raise ConfigError(f"--docs {path} holds no document; give a file in {_LOOGLE}")
     return documents
@@ -118,20 +120,24 @@ def _parse(text: str) -> Any:
 def make_prompts(
     documents: Sequence[Document], encoder: Encoder, tokens: int, count: int, questions: int
 ) -> list[Prompt]:
-    """`count` prompts of exactly `tokens` tokens, each over its own piece of text and followed by `questions` - 1
-    more questions about that piece. Documents take turns. Raises ConfigError if the texts are too short.
+    """`count` prompts of exactly `tokens` tokens, each over its own piece of text and followed by
+    `questions` - 1 more questions about that piece. Documents take turns. Raises ConfigError if the
+    texts are too short.
     """
     start = encoder.encode("")
     texts = [encoder.encode(document.text, add_special_tokens=False) for document in documents]
     asked = [
-        [encoder.encode(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False) for question in document.questions]
+        [
+            encoder.encode(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False)
+            for question in document.questions
+        ]
         for document in documents
     ]
     longest = max(len(ids) for each in asked for ids in each)
     if tokens < 2 * (longest + len(start)):
         raise ConfigError(
-            f"--tokens {tokens} leaves too little room for text beside a question of {longest} tokens; give at "
-            f"least {2 * (longest + len(start))}"
+            f"--tokens {tokens} leaves too little room for text beside a question of {longest} tokens; "
+            f"give at least {2 * (longest + len(start))}"
         )
     prompts: list[Prompt] = []
     for turn in range(count):
@@ -140,10 +146,12 @@ def make_prompts(
             if len(piece) == tokens and len(prompts) < count:
                 order = [ends[(turn + step) % len(ends)] for step in range(questions)]
                 body = start + piece[: tokens - len(order[0]) - len(start)]
-                prompts.append(Prompt(document.title, body + order[0], tuple(body + end for end in order[1:])))
+                prompts.append(
+                    Prompt(document.title, body + order[0], tuple(body + end for end in order[1:]))
+                )
     if len(prompts) < count:
         raise ConfigError(
-            f"the texts hold {len(prompts)} pieces of --tokens {tokens}, and --pairs asks for {count}; give longer "
-            "or more texts with --docs, or lower either"
+            f"the texts hold {len(prompts)} pieces of --tokens {tokens}, and --pairs asks for {count}; give "
+            "longer or more texts with --docs, or lower either"
         )
     return prompts

@@ -1,4 +1,5 @@
-"""The yardsticks: `transformers` with SDPA on the same weights, dtype and threads, and bare forwards of our own model.
+"""The yardsticks: `transformers` with SDPA on the same weights, dtype and threads, and bare forwards of
+our own model.
 
 Each is as fast as its library lets it be: logits of the last token alone, no sampling, no streaming.
 """
@@ -26,12 +27,15 @@ class Reference(Protocol):
         """Seconds to the first token, and that token."""
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
-        """Seconds for `new_tokens` further tokens of every prompt after its first, and all tokens that came out.
-        Prompts are of equal length."""
+        """Seconds for `new_tokens` further tokens of every prompt after its first, and all tokens that
+        came out. Prompts are of equal length.
+        """
 
 
 def load_reference(model: CausalLM, name: str, from_folder: bool = True) -> Reference:
-    """`transformers` where it is installed and the weights come from a folder; else a bare forward of our own."""
+    """`transformers` where it is installed and the weights come from a folder; else a bare forward of
+    our own.
+    """
     if from_folder and importlib.util.find_spec("transformers") is not None:
         return TransformersReference(name, model.dtype)
     return BareReference(model)
@@ -59,7 +63,9 @@ class TransformersReference:
 
     @torch.inference_mode()
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
-        """Seconds for `new_tokens` further tokens of every prompt, and all tokens [prompts, 1 + new_tokens]."""
+        """Seconds for `new_tokens` further tokens of every prompt, and all tokens [prompts, 1 +
+        new_tokens].
+        """
         output = self._model(input_ids=torch.tensor(prompts), use_cache=True, logits_to_keep=1)
         latest = output.logits[:, -1].argmax(-1, keepdim=True)
         steps = [latest]
@@ -90,7 +96,9 @@ class BareReference:
         return time.perf_counter() - start, token
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
-        """Seconds for `new_tokens` further tokens of every prompt, and all tokens [prompts, 1 + new_tokens]."""
+        """Seconds for `new_tokens` further tokens of every prompt, and all tokens [prompts, 1 +
+        new_tokens].
+        """
         length = len(prompts[0])
         pool = BarePool(self._model, length + new_tokens, len(prompts))
         steps = [pool.forward(prompts, 0).argmax(-1)]

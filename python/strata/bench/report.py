@@ -1,4 +1,6 @@
-"""How results are told: progress on stderr, a table, and with `--json -` exactly one JSON object on stdout."""
+"""How results are told: progress on stderr, a table, and with `--json -` exactly one JSON object on
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from rich.table import Table
 from strata.errors import ConfigError
 
 STANDARD_OUTPUT = "-"
-JSON_HELP = "write the result as one JSON object to FILE; - is standard output, and the table goes to stderr then"
+JSON_HELP = (
+    "write the result as one JSON object to FILE; - is standard output, and the table goes to stderr then"
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ def bounds_table(bounds: Sequence[Bound]) -> Table:
 def check_json_path(where: str | None) -> None:
     """Raises ConfigError if `--json` names a file that cannot come about: before the work, not after it."""
     if where and where != STANDARD_OUTPUT and not Path(where).expanduser().absolute().parent.is_dir():
-        raise ConfigError(f"--json {where}: its folder does not exist; make it, or give - for standard output")
+        raise ConfigError(
+            f"--json {where}: its folder does not exist; make it, or give - for standard output"
+        )
 
 
 def emit(result: dict[str, Any], tables: Sequence[Table], where: str | None) -> None:

@@ -22,8 +22,9 @@ from strata.config.sources import DEFAULT_ORIGIN, PARTS
 from strata.errors import ConfigError
 
 ENGINE_FLAGS_HELP = (
-    "Every flag of `strata serve` for model, cache and scheduler works too, e.g. --model, --host-memory 2GiB, "
-    "--copy-bandwidth. The disk tier is a new folder, removed at the end, unless --disk-path names an empty one."
+    "Every flag of `strata serve` for model, cache and scheduler works too, e.g. --model, --host-memory "
+    "2GiB, --copy-bandwidth. The disk tier is a new folder, removed at the end, unless --disk-path names an "
+    "empty one."
 )
 
 
@@ -37,8 +38,8 @@ def bench_config(
         folder = config.cache.disk_path
         if config.cache.disk_capacity and folder.exists() and any(folder.iterdir()):
             raise ConfigError(
-                f"--disk-path {folder} holds files, and a measurement empties its disk tier: name a folder that "
-                "is empty or does not exist, or leave the flag out"
+                f"--disk-path {folder} holds files, and a measurement empties its disk tier: name a folder "
+                "that is empty or does not exist, or leave the flag out"
             )
         yield config
         return

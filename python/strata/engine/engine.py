@@ -106,7 +106,9 @@ class Engine:
         number = next(self._numbers)
         stream = Stream(number, self._abort, self._is_alive)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        sequence = Sequence(request, stream, StoppingText(detokenizer, sampling.stop), seed & (2**64 - 1), stops)
+        sequence = Sequence(
+            request, stream, StoppingText(detokenizer, sampling.stop), seed & (2**64 - 1), stops
+        )
         most = self.config.scheduler.max_running + self.config.scheduler.max_waiting
         with self._lock:
             if self._draining:
@@ -166,8 +168,7 @@ class Engine:
                     self._carry_out(work)
                 elif isinstance(work, Refusal):
                     self._refuse(work)
-        except Exception as error:
-            # The last line of defence: whatever it is, clients are told and `/health` says so.
+        except Exception as error:  # noqa: BLE001 - the last line of defence: clients are told, `/health` says so
             if not self._stopping.is_set():
                 self._failure = f"{type(error).__name__}: {error}"
                 _log.exception("the engine has stopped")
@@ -184,7 +185,7 @@ class Engine:
             _log.warning("%s; its requests are computed again", error)
             self._discard(plan, blame=False)
             return
-        except Exception:  # a step that fails must not end the other requests
+        except Exception:  # noqa: BLE001 - a step that fails must not end the other requests
             _log.exception("plan %d failed; its requests are tried again", plan.id)
             self._discard(plan, blame=True)
             return
@@ -303,7 +304,9 @@ class Engine:
         stats = self._runtime.stats()
         engine, disk_problem = self._runtime.disk_state()
         recovered, damaged = self._runtime.recovered
-        disk_detail = f"{self.config.cache.disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
+        disk_detail = (
+            f"{self.config.cache.disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
+        )
         details = {
             "device": f"cpu, {str(self._served.model.dtype).removeprefix('torch.')}",
             "host": f"DRAM, {self._sizes.copy_threads} copy threads",
