@@ -85,9 +85,9 @@ def main(
         served = load(config.model)
         if served.tokenizer is None:
             raise ConfigError(f"--model {config.model.model} has no tokenizer, and longdoc asks in words")
-        prompts = make_prompts(documents, served.tokenizer, options.tokens, options.pairs, options.questions)
         shape = shape_of(options, config, served)
         shape.check_fits(config.cache)
+        prompts = make_prompts(documents, served.tokenizer, options.tokens, options.pairs, options.questions)
         facts = manifest(
             program,
             None,

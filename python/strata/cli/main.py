@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("strata.serve.__main__", "answer requests over HTTP in OpenAI's protocol"),
+    "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""
 

@@ -49,13 +49,11 @@ class Stream:
         while True:
             with self._changed:
                 while not self._items:
-                    if not self._changed.wait(_LIVENESS_S) and not self._alive() and not self._items:
-                        raise StrataError("the engine has stopped before this request was answered")
-                item = self._items.popleft()
-            if isinstance(item, StrataError):
-                raise item
-            yield item
-            if item.finish_reason is not None:
+                    if not self._changed.wait(_LIVENESS_S):
+                        self._check_alive()
+            chunk = self._take()
+            yield chunk
+            if chunk.finish_reason is not None:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -65,14 +63,22 @@ class Stream:
         while True:
             event.clear()
             while self._items:
-                item = self._items.popleft()
-                if isinstance(item, StrataError):
-                    raise item
-                yield item
-                if item.finish_reason is not None:
+                chunk = self._take()
+                yield chunk
+                if chunk.finish_reason is not None:
                     return
             try:
                 await asyncio.wait_for(event.wait(), _LIVENESS_S)
             except asyncio.TimeoutError:
-                if not self._alive() and not self._items:
-                    raise StrataError("the engine has stopped before this request was answered") from None
+                self._check_alive()
+
+    def _take(self) -> Chunk:
+        """The next chunk; raises the error that ends the stream."""
+        item = self._items.popleft()
+        if isinstance(item, StrataError):
+            raise item
+        return item
+
+    def _check_alive(self) -> None:
+        if not self._items and not self._alive():
+            raise StrataError("the engine has stopped before this request was answered")
