@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import engine_of, tiny_served
+from engine_harness import MakeEngine, engine_of, tiny_served
 
 from strata.engine import Engine, ServedModel
-
-MakeEngine = Callable[..., Engine]
 
 
 @pytest.fixture(scope="session", autouse=True)

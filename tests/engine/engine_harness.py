@@ -64,6 +64,10 @@ def engine_of(
     return Engine(config, served, hold)
 
 
+MakeEngine = Callable[..., Engine]
+"""`engine_of` as the fixture `make_engine` gives it: the root is the test's own, and the end is taken care of."""
+
+
 @dataclass
 class Answer:
     """What came out of one stream."""
@@ -116,7 +120,9 @@ def wrong_at(model: CausalLM, prompt: Sequence[int], tokens: Sequence[int]) -> i
         return None
     logits = model.reference_forward([*prompt, *tokens[:-1]])
     greedy = logits[len(prompt) - 1 :].argmax(dim=-1).tolist()
-    return next((index for index, (one, two) in enumerate(zip(greedy, tokens, strict=True)) if one != two), None)
+    return next(
+        (index for index, (one, two) in enumerate(zip(greedy, tokens, strict=True)) if one != two), None
+    )
 
 
 def assert_exact(model: CausalLM, prompt: Sequence[int], answer: Answer) -> None:

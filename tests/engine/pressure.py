@@ -8,11 +8,13 @@ import time
 from dataclasses import dataclass, field
 
 from engine_harness import VOCABULARY, read, wrong_at
+
 from strata.engine import Engine, GenerationRequest, SamplingParams
 from strata.errors import StrataError
 from strata.models import CausalLM
 
-JOIN_S = 120.0
+JOIN_S = 60.0
+"""Far longer than all clients need together."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Outcome:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def run_clients(engine: Engine, model: CausalLM, load: Load) -> Outcome:
-    """Runs all clients to their ends and checks every token that any of them saw."""
+def run_clients(engine: Engine, model: CausalLM, load: Load, verify: bool = True) -> Outcome:
+    """Runs all clients to their ends and, with `verify`, checks every token that any of them saw."""
     generator = random.Random(load.seed)
     documents = [
         [generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.document_tokens))]
@@ -68,12 +70,12 @@ def run_clients(engine: Engine, model: CausalLM, load: Load) -> Outcome:
     ]
     for thread in threads:
         thread.start()
+    deadline = time.monotonic() + JOIN_S
     for thread in threads:
-        thread.join(JOIN_S)
+        thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             outcome.stuck.append(thread.name)
-            break
-    for prompt, tokens in seen:
+    for prompt, tokens in seen if verify else []:
         place = wrong_at(model, prompt, tokens)
         if place is not None:
             outcome.wrong.append(f"token {place} of {len(tokens)} after {len(prompt)} prompt tokens")
@@ -92,7 +94,9 @@ def _client(
     prompt = list(generator.choice(documents))
     salt = generator.choice(load.salts)
     for _ in range(generator.randint(1, load.turns)):
-        prompt = prompt + [generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.question_tokens))]
+        prompt = prompt + [
+            generator.randrange(VOCABULARY) for _ in range(generator.randint(*load.question_tokens))
+        ]
         most = generator.randint(*load.answer_tokens)
         abort_after = generator.randint(0, most) if generator.random() < load.abort_share else None
         time.sleep(generator.random() * load.pause_s)

@@ -7,8 +7,7 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from conftest import MakeEngine
-from engine_harness import Sizes, nonzero, wait_idle
+from engine_harness import MakeEngine, Sizes, nonzero, wait_idle
 from pressure import Load, Outcome, run_clients
 
 from strata.engine import Engine, ServedModel

@@ -46,9 +46,7 @@ def expected_keys(tokens: list[int], page_size: int, salt: str) -> list[str]:
     return keys
 
 
-@given(
-    st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 17), st.text(max_size=5)
-)
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(1, 17), st.text(max_size=5))
 def test_keys_equal_an_independent_computation(tokens: list[int], page_size: int, salt: str) -> None:
     keys = page_keys(np.array(tokens, dtype=np.uint32), page_size, salt=salt)
     assert keys == expected_keys(tokens, page_size, salt)

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 import torch
-from conftest import MakeEngine
-from engine_harness import Sizes, WatchedModel, ask, assert_exact, eventually, read, wait_idle
+from engine_harness import MakeEngine, Sizes, WatchedModel, ask, assert_exact, eventually, read, wait_idle
 from pressure import Load, run_clients
 
 from strata._core import LayerHold

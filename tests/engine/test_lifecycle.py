@@ -8,8 +8,8 @@ import time
 
 import numpy as np
 import pytest
-from conftest import MakeEngine
 from engine_harness import (
+    MakeEngine,
     Sizes,
     WatchedModel,
     ask,
@@ -43,7 +43,7 @@ def test_shutdown_ends_running_streams(make_engine: MakeEngine) -> None:
     assert eventually(lambda: engine.stats()["generated_tokens"] > 8)
     engine.shutdown(drain_s=0.0, demote_s=0.0)
     assert [read(stream).reason for stream in streams] == ["abort"] * 10
-    with pytest.raises(StrataError, match="stopped|shutting down"):
+    with pytest.raises(StrataError, match=r"stopped|shutting down"):
         submit(engine, PROMPT)
     assert not engine.health().ok and not engine.health().ready
     assert engine.shutdown() == engine.shutdown()
@@ -61,9 +61,10 @@ def test_a_stream_is_read_while_the_engine_stops(make_engine: MakeEngine) -> Non
     slow(watched)
     engine = make_engine(served=watched.served)
     found: list[str | None] = []
+    streams = [submit(engine, PROMPT, 200) for _ in range(3)]
     readers = [
-        threading.Thread(target=lambda stream=submit(engine, PROMPT, 200): found.append(read(stream).reason))
-        for _ in range(3)
+        threading.Thread(target=lambda stream: found.append(read(stream).reason), args=(stream,))
+        for stream in streams
     ]
     for reader in readers:
         reader.start()
@@ -201,7 +202,8 @@ def test_streams_on_an_event_loop(make_engine: MakeEngine, served: ServedModel) 
 
     for index, chunks in enumerate(asyncio.run(everyone())):
         tokens = [token for chunk in chunks for token in chunk.token_ids]
-        assert chunks[-1].finish_reason == ("abort" if index == 3 else "length") or index == 3
+        # An abort may come after the last token was sampled.
+        assert chunks[-1].finish_reason in (("abort", "length") if index == 3 else ("length",))
         assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         logits = served.model.reference_forward([index, *PROMPT, *tokens[:-1]])
         assert logits[len(PROMPT) :].argmax(-1).tolist() == tokens

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import MakeEngine
-from engine_harness import Sizes, ask, read, wait_idle
+from engine_harness import MakeEngine, Sizes, ask, read, wait_idle
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,12 +45,14 @@ def texted(served: ServedModel) -> ServedModel:
 
 
 def test_a_seed_decides_whatever_runs_beside(make_engine: MakeEngine) -> None:
-    alone = ask(make_engine(disk_capacity=0) if False else make_engine(), PROMPT, 24, **WARM).tokens
-    crowded = make_engine(root=None, sizes=Sizes(device=20, host=40, disk_bytes=0))
+    alone = ask(make_engine(), PROMPT, 24, **WARM).tokens
+    crowded = make_engine(sizes=Sizes(device=20, host=40, disk_bytes=0))
     streams = []
     for index in range(12):
         prompt = PROMPT if index == 6 else [index, *PROMPT[index:]]
-        params = SamplingParams(max_tokens=24, **(WARM if index == 6 else {"temperature": 0.9, "seed": index}))
+        params = SamplingParams(
+            max_tokens=24, **(WARM if index == 6 else {"temperature": 0.9, "seed": index})
+        )
         streams.append(crowded.submit(GenerationRequest(prompt, params)))
     answers = [read(stream) for stream in streams]
     assert answers[6].tokens == alone
@@ -172,7 +173,7 @@ def test_stop_texts(make_engine: MakeEngine, texted: ServedModel) -> None:
         text, reason, tokens = stream_text(engine, stop=(stop, "\N{SNOWMAN}"))
         assert (text, reason) == (whole[: whole.index(stop)], "stop")
         assert len(tokens) == whole.index(stop) + len(stop)
-    assert stream_text(engine, stop=(whole[25:] + "!",)) [:2] == (whole, "length"), "held-back text was lost"
+    assert stream_text(engine, stop=(whole[25:] + "!",))[:2] == (whole, "length"), "held-back text was lost"
 
 
 def test_a_stop_text_before_min_tokens_is_text(make_engine: MakeEngine, texted: ServedModel) -> None:

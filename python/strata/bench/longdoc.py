@@ -201,10 +201,10 @@ class LongDoc:
 
         def refer() -> None:
             steps.next("disk read alone, after a restart")
-            self._target.restart()
             if self._read_from_disk is not None:
+                self._target.restart()
                 _, this.disk_read_s = self._read_from_disk(prompt.token_ids, self._shape.cached_pages)
-                this.raw_disk_gbps = raw_read_gbps(disk_root, self._shape.disk_threads, self._shape.kv_bytes)
+            this.raw_disk_gbps = raw_read_gbps(disk_root, self._shape.disk_threads, self._shape.kv_bytes)
 
         _in_turn(index, refer, ask)
         return answers[0]

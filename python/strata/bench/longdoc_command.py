@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from strata.bench.corpus import default_documents, make_prompts, read_documents
+from strata.bench.corpus import Prompt, default_documents, make_prompts, read_documents
+from strata.bench.http_target import HttpTarget
 from strata.bench.longdoc import LongDoc, Round, Shape, bounds_of, summarise
-from strata.bench.reference import BarePool, load_reference
+from strata.bench.reference import BarePool, Reference, load_reference
 from strata.bench.report import (
     JSON_HELP,
     Bound,
@@ -24,7 +25,7 @@ from strata.bench.report import (
     table_of,
 )
 from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, manifest, settings_of
-from strata.bench.target import EngineTarget
+from strata.bench.target import EngineTarget, Target
 from strata.config import ModelOptions, StrataConfig
 from strata.engine.runtime_options import PoolSizes
 from strata.engine.served_model import ServedModel, load_served_model
@@ -64,6 +65,12 @@ def parser_of(program: str) -> argparse.ArgumentParser:
         "text is on the device (default: 2)",
     )
     parser.add_argument("--max-tokens", type=int, default=16, help="tokens of every answer (default: 16)")
+    parser.add_argument(
+        "--http",
+        action="store_true",
+        help="ask a server over HTTP, a process that really stops and starts, instead of an engine in this process; "
+        "without disk_gbps, which needs the engine's own counters",
+    )
     parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     return parser
 
@@ -88,6 +95,7 @@ def main(
         shape = shape_of(options, config, served)
         shape.check_fits(config.cache)
         prompts = make_prompts(documents, served.tokenizer, options.tokens, options.pairs, options.questions)
+        reference = load_reference(served.model, config.model.model, from_folder=load is load_served_model)
         facts = manifest(
             program,
             None,
@@ -97,26 +105,13 @@ def main(
             dtype=str(served.model.dtype).removeprefix("torch."),
             torch=torch.__version__,
             torch_threads=torch.get_num_threads(),
-            documents=str(options.docs.name) if options.docs else "pydoc_data.topics",
-            restart="a new engine in the same process, page cache dropped",
+            reference=reference.label,
+            documents=options.docs.name if options.docs else "pydoc_data.topics",
+            transport="HTTP" if options.http else "Engine API",
+            restart=f"a new {'server' if options.http else 'engine in the same'} process, page cache dropped",
             cache_state="all tiers flushed before every round",
         )
-        reference = load_reference(served.model, config.model.model, from_folder=load is load_served_model)
-        facts["reference"] = reference.label
-        target = EngineTarget(config, served)
-        try:
-            # Copies of random K and V cost what real ones do, and adjacent pages are the best case.
-            bare = BarePool(served.model, options.tokens, 1)
-            bench = LongDoc(target, reference, shape, bare, target.read_from_disk)
-            with progress_steps(1 + len(prompts) * bench.steps_per_round()) as steps:
-                steps.next("warming up")
-                bench.warm_up(prompts[0])
-                rounds = [
-                    bench.run(index, prompt, steps, config.cache.disk_path)
-                    for index, prompt in enumerate(prompts)
-                ]
-        finally:
-            target.close()
+        rounds = run_rounds(config, served, reference, shape, prompts, over_http=options.http)
     summary = summarise(rounds, shape)
     bounds = bounds_of(summary)
     result = {
@@ -127,6 +122,31 @@ def main(
     }
     emit(result, tables_of(summary, rounds, bounds, reference.label), options.json)
     return 0
+
+
+def run_rounds(
+    config: StrataConfig,
+    served: ServedModel,
+    reference: Reference,
+    shape: Shape,
+    prompts: Sequence[Prompt],
+    over_http: bool,
+) -> list[Round]:
+    """A round for each prompt, with a progress bar; the engine or server is stopped in any case."""
+    in_process = None if over_http else EngineTarget(config, served)
+    target: Target = in_process or HttpTarget(config)
+    try:
+        bare = BarePool(served.model, shape.tokens, 1)
+        bench = LongDoc(target, reference, shape, bare, in_process.read_from_disk if in_process else None)
+        with progress_steps(1 + len(prompts) * bench.steps_per_round()) as steps:
+            steps.next("warming up")
+            bench.warm_up(prompts[0])
+            return [
+                bench.run(index, prompt, steps, config.cache.disk_path)
+                for index, prompt in enumerate(prompts)
+            ]
+    finally:
+        target.close()
 
 
 def shape_of(options: argparse.Namespace, config: StrataConfig, served: ServedModel) -> Shape:

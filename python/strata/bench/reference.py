@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -51,6 +52,10 @@ class TransformersReference:
         self.label = f"transformers {importlib.metadata.version('transformers')}, SDPA"
         load = library.AutoModelForCausalLM.from_pretrained
         self._model: Any = load(resolve_model(name), attn_implementation="sdpa").to(dtype).eval()
+        self._new_cache: Any = library.DynamicCache
+        # Newer versions call it `cache` and warn at each use of the older name.
+        arguments = inspect.signature(self._model.forward).parameters
+        self._cache_argument = "cache" if "cache" in arguments else "past_key_values"
 
     @torch.inference_mode()
     def prefill(self, token_ids: Sequence[int]) -> tuple[float, int]:
@@ -66,18 +71,20 @@ class TransformersReference:
         """Seconds for `new_tokens` further tokens of every prompt, and all tokens [prompts, 1 +
         new_tokens].
         """
-        output = self._model(input_ids=torch.tensor(prompts), use_cache=True, logits_to_keep=1)
-        latest = output.logits[:, -1].argmax(-1, keepdim=True)
+        cache = {self._cache_argument: self._new_cache()}
+        latest = self._next(torch.tensor(prompts), cache)
         steps = [latest]
         start = time.perf_counter()
         for _ in range(new_tokens):
-            output = self._model(
-                input_ids=latest, past_key_values=output.past_key_values, use_cache=True, logits_to_keep=1
-            )
-            latest = output.logits[:, -1].argmax(-1, keepdim=True)
+            latest = self._next(latest, cache)
             steps.append(latest)
         seconds = time.perf_counter() - start
         return seconds, torch.cat(steps, dim=1).tolist()
+
+    def _next(self, token_ids: torch.Tensor, cache: dict[str, Any]) -> torch.Tensor:
+        """The greedy next token [rows, 1] after `token_ids` [rows, n], whose K and V the cache takes in."""
+        output = self._model(input_ids=token_ids, use_cache=True, logits_to_keep=1, **cache)
+        return torch.as_tensor(output.logits[:, -1].argmax(-1, keepdim=True))
 
 
 class BareReference:

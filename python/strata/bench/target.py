@@ -90,7 +90,7 @@ class EngineTarget:
         start = time.perf_counter()
         stream = self._engine.submit(request)
         wanted = before["prefetch_pages"] + pages
-        _wait(
+        wait_for(
             lambda: self._engine.stats()["prefetch_pages"] >= wanted,
             f"{pages} pages were to come from disk, and did not",
         )
@@ -103,7 +103,7 @@ class EngineTarget:
 
     def settle(self) -> None:
         """Returns once nothing runs, waits or moves."""
-        _wait(self._is_idle, "the engine did not come to rest")
+        wait_for(self._is_idle, "the engine did not come to rest")
 
     def _is_idle(self) -> bool:
         stats = self._engine.stats()
@@ -142,7 +142,7 @@ def drop_page_cache(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _wait(condition: Callable[[], bool], complaint: str) -> None:
+def wait_for(condition: Callable[[], bool], complaint: str) -> None:
     """Polls until `condition` holds twice in a row, since work may pass from one thread to another. Raises
     StorageError."""
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S

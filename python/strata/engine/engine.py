@@ -183,11 +183,11 @@ class Engine:
             logits = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
-            self._discard(plan, blame=False)
+            self._discard(plan, "late load" if error.late else "load")
             return
         except Exception:  # noqa: BLE001 - a step that fails must not end the other requests
             _log.exception("plan %d failed; its requests are tried again", plan.id)
-            self._discard(plan, blame=True)
+            self._discard(plan, "step")
             return
         self._forwards["prefill" if plan.is_prefill else "decode"] += 1
         if plan.is_prefill:
@@ -195,9 +195,9 @@ class Engine:
         self._note_sources(plan)
         self._report(plan, logits)
 
-    def _discard(self, plan: Plan, blame: bool) -> None:
+    def _discard(self, plan: Plan, why: str) -> None:
         self._epoch = plan.epoch + 1
-        self._runtime.plan_failed(plan.id, blame)
+        self._runtime.plan_failed(plan.id, why)
 
     def _measure(self, tokens: int, seconds: float) -> None:
         # Small chunks pay the weights' streaming, not the tokens' compute: no measure of what a prompt costs.

@@ -14,7 +14,11 @@ LOAD_TIMEOUT_S = 120.0
 
 
 class LoadFailedError(StorageError):
-    """A layer that this step needs will not come: the step is void, its requests are computed again."""
+    """A layer that this step needs will not come, or not in time (`late`): the step is void."""
+
+    def __init__(self, message: str, late: bool) -> None:
+        super().__init__(message)
+        self.late = late
 
 
 def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
@@ -43,6 +47,7 @@ def run_step(model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[
     def wait_layer(layer: int) -> None:
         outcome = plan.wait_layer(layer, LOAD_TIMEOUT_S)
         if outcome != "ready":
-            raise LoadFailedError(f"layer {layer} of plan {plan.id} was not loaded: {outcome}")
+            message = f"layer {layer} of plan {plan.id} was not loaded: {outcome}"
+            raise LoadFailedError(message, late=outcome == "timeout")
 
     return model.forward(forward_batch(plan, last_tokens), pool, wait_layer)

@@ -2,7 +2,7 @@
 
 use crate::config::CoreConfig;
 use crate::maintenance::Maintenance;
-use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult};
+use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult, StepFailure};
 use crate::request::{Ending, Held, NewRequest, Phase, Request};
 use crate::stats::CoreStats;
 use crate::CoreError;
@@ -206,13 +206,16 @@ impl Core {
     }
 
     /// The oldest outstanding plan failed. It and every plan after it are void: nothing that they wrote is
-    /// committed, and their requests go back to the front of the queue. With `blame` the step itself went wrong,
-    /// not a load under it: a request whose steps fail again and again is given up.
-    pub fn plan_failed(&mut self, _now: Time, id: PlanId, blame: bool) -> Result<(), CoreError> {
+    /// committed, and their requests go back to the front of the queue.
+    pub fn plan_failed(&mut self, _now: Time, id: PlanId, why: StepFailure) -> Result<(), CoreError> {
         let Some(failed) = self.take_front(id)? else { return Ok(()) };
-        for row in failed.rows.iter().filter(|_| blame) {
-            if let Some(request) = self.requests.get_mut(&row.request) {
-                request.step_failures += 1;
+        for row in &failed.rows {
+            let Some(request) = self.requests.get_mut(&row.request) else { continue };
+            match why {
+                StepFailure::Step => request.step_failures += 1,
+                StepFailure::Load => {}
+                // Loading again would be late again: without this a slow link could hold a request for ever.
+                StepFailure::LateLoad => request.loads_failed |= request.is_loading(),
             }
         }
         self.epoch += 1;

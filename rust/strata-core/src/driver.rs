@@ -4,7 +4,7 @@
 
 use crate::core::Core;
 use crate::maintenance::MaintenanceReport;
-use crate::plan::{Action, Plan, Refusal, RowResult};
+use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure};
 use crate::request::NewRequest;
 use crate::stats::CoreStats;
 use crate::CoreError;
@@ -76,7 +76,7 @@ enum Command {
     Arrived(NewRequest),
     Aborted(RequestId),
     PlanDone(PlanId, Vec<RowResult>),
-    PlanFailed(PlanId, bool),
+    PlanFailed(PlanId, StepFailure),
     Flush(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Demote(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Check(Sender<Result<bool, String>>),
@@ -128,9 +128,9 @@ impl DriverHandle {
         self.send(Command::PlanDone(plan, results))
     }
 
-    /// Reports a plan as failed; with `blame` the step itself went wrong, not a load under it.
-    pub fn plan_failed(&self, plan: PlanId, blame: bool) -> Result<(), DriverError> {
-        self.send(Command::PlanFailed(plan, blame))
+    /// Reports a plan as failed.
+    pub fn plan_failed(&self, plan: PlanId, why: StepFailure) -> Result<(), DriverError> {
+        self.send(Command::PlanFailed(plan, why))
     }
 
     /// The next thing to do, or none within the limit.
@@ -306,7 +306,7 @@ impl Loop {
             Command::Arrived(request) => self.core.arrived(now, request)?,
             Command::Aborted(request) => self.core.aborted(now, request)?,
             Command::PlanDone(plan, results) => self.core.plan_done(now, plan, &results)?,
-            Command::PlanFailed(plan, blame) => self.core.plan_failed(now, plan, blame)?,
+            Command::PlanFailed(plan, why) => self.core.plan_failed(now, plan, why)?,
             Command::Flush(tiers, limit, reply) => self.core.flush(now + limit, tiers, reply),
             Command::Demote(tiers, limit, reply) => self.core.demote(now + limit, tiers, reply),
             Command::Check(reply) => {

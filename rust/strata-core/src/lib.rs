@@ -18,7 +18,7 @@ pub use crate::core::Core;
 pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
 pub use maintenance::MaintenanceReport;
-pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult};
+pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure};
 pub use request::{Admission, NewRequest, Sources};
 pub use stats::CoreStats;
 

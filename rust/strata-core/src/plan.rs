@@ -57,6 +57,17 @@ pub struct RowResult {
     pub finished: bool,
 }
 
+/// Why a plan was not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepFailure {
+    /// The step itself went wrong: a request under which that happens again and again is given up.
+    Step,
+    /// A load under it failed; Core hears of that from the Mover too.
+    Load,
+    /// A load under it took too long: its requests are computed instead of loaded from now on.
+    LateLoad,
+}
+
 /// Why a request is not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {

@@ -150,6 +150,11 @@ impl Request {
         }
     }
 
+    /// Whether it reads pages that are still on their way.
+    pub fn is_loading(&self) -> bool {
+        self.running().is_some_and(|running| running.tickets.iter().any(|ticket| !ticket.is_complete()))
+    }
+
     /// Tokens known or due from outstanding plans.
     pub fn expected(&self) -> usize {
         self.tokens.len() + self.running().map_or(0, |running| running.samples_due)

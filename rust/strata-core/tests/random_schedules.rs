@@ -10,7 +10,9 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 use strata_control::{ControlAction, ControlConfig, Selective, Through, WritePolicy};
-use strata_core::{Action, Core, CoreConfig, CoreStats, NewRequest, Plan, RefusalKind, RowResult};
+use strata_core::{
+    Action, Core, CoreConfig, CoreStats, NewRequest, Plan, RefusalKind, RowResult, StepFailure,
+};
 use strata_sched::{FirstComeFirstServed, Limits};
 use strata_types::{
     GroupId, Namespace, RequestId, ShardId, TierId, Time, Token, TransferCompletion, TransferDescriptor,
@@ -207,8 +209,9 @@ impl Machine {
         let ready = plan.tickets.iter().all(|ticket| ticket.is_complete());
         let failed = plan.tickets.iter().any(|ticket| ticket.state() == strata_types::TicketState::Failed);
         if failed || self.random(200) < usize::from(self.setup.fault_percent) {
+            let why = [StepFailure::Load, StepFailure::LateLoad][self.random(2)];
             self.epoch = plan.epoch + 1;
-            self.core.plan_failed(self.now, plan.id, false).unwrap();
+            self.core.plan_failed(self.now, plan.id, why).unwrap();
             return true;
         }
         if !ready {
@@ -470,4 +473,47 @@ impl Totals {
 /// `STRATA_SOAK_CASES` makes the long version.
 fn cases() -> u32 {
     std::env::var("STRATA_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2000)
+}
+
+/// A link on which every load is late must not hold a request for ever: it is computed instead.
+#[test]
+fn a_late_load_is_not_tried_again() {
+    let setup = Setup {
+        page_size: 2,
+        pages: [40, 40, 0],
+        selective: 1,
+        outstanding: 2,
+        batch_tokens: 64,
+        fault_percent: 0,
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 7);
+    let prompt: Vec<Token> = (0..21).map(|index| index % VOCABULARY).collect();
+    let answer = oracle(&prompt, 4);
+    let ask = |machine: &mut Machine, number| {
+        let id = RequestId(number);
+        PROMPTS.with(|prompts| prompts.borrow_mut().insert(id, (prompt.clone(), 4)));
+        machine.streams.insert(id, Vec::new());
+        let namespace = Namespace::new("", "");
+        let new = NewRequest { id, namespace, prompt: prompt.clone(), max_new_tokens: 4, priority: 0 };
+        machine.core.arrived(machine.now, new).unwrap();
+        machine.settle();
+    };
+    ask(&mut machine, 1);
+    machine.drain();
+    let (reply, _answer) = crossbeam_channel::bounded(1);
+    machine.core.demote(machine.now + Duration::from_secs(1), vec![TierId::DEVICE], reply);
+    machine.settle();
+    ask(&mut machine, 2);
+    assert_eq!(machine.core.stats().control.edge(TransferKind::Load).started, 1);
+    let plan = machine.plans.pop_front().unwrap();
+    machine.epoch = plan.epoch + 1;
+    machine.core.plan_failed(machine.now, plan.id, StepFailure::LateLoad).unwrap();
+    machine.plans.clear();
+    machine.settle();
+    machine.drain();
+    assert_eq!(machine.done[&RequestId(2)], answer);
+    let loads = *machine.core.stats().control.edge(TransferKind::Load);
+    assert_eq!((loads.started, loads.cancelled), (1, 1));
+    machine.core.check().unwrap();
 }

@@ -14,7 +14,8 @@ use std::time::Duration;
 use strata_control::ControlConfig;
 use strata_copy::{Arena, CopyConfig, CopyEngine, Region};
 use strata_core::{
-    Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, Work,
+    Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
+    Work,
 };
 use strata_disk::{DiskConfig, DiskError, DiskStore, Health};
 use strata_sched::Limits;
@@ -236,9 +237,16 @@ impl Runtime {
         Ok(self.handle.plan_done(PlanId(plan), results)?)
     }
 
-    /// Reports a plan as failed. With `blame` the step itself went wrong, not a load under it.
-    fn plan_failed(&self, plan: u64, blame: bool) -> Outcome<()> {
-        Ok(self.handle.plan_failed(PlanId(plan), blame)?)
+    /// Reports a plan as failed: `why` is `step` (it went wrong itself), `load` (a load under it failed) or
+    /// `late load` (a load took too long; its requests are computed instead).
+    fn plan_failed(&self, plan: u64, why: &str) -> Outcome<()> {
+        let why = match why {
+            "step" => StepFailure::Step,
+            "load" => StepFailure::Load,
+            "late load" => StepFailure::LateLoad,
+            other => return Err(Failure::Request(format!("there is no step failure {other:?}"))),
+        };
+        Ok(self.handle.plan_failed(PlanId(plan), why)?)
     }
 
     /// Forgets every page that nothing uses in these tiers. Returns pages dropped by tier.

@@ -1,0 +1,66 @@
+"""Measurements of a model in a folder: `transformers` is the reference, and `--http` asks a real server process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_longdoc import PROMISED
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from strata.bench import decode_command, longdoc_command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose tokens are bytes."""
+    made = tmp_path_factory.mktemp("model")
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(made)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: number for number, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(made / "tokenizer.json"))
+    return made
+
+
+def test_longdoc_over_http(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", str(folder), "--disk-path", str(tmp_path / "kv"), "--device-memory", "4MiB"]
+    sizes = ["--host-memory", "8MiB", "--disk-capacity", "64MiB", "--tokens", "400", "--pairs", "1"]
+    assert longdoc_command.main([*flags, *sizes, "--http", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(PROMISED) <= set(result)
+    assert all(result[name] > 0 for name in PROMISED if name != "disk_gbps")
+    assert result["disk_gbps"] is None, "it needs the counters of an engine in this process"
+    assert result["tokens_equal"]
+    assert result["manifest"]["transport"] == "HTTP"
+    assert "transformers" in result["manifest"]["reference"]
+    assert {bound["name"] for bound in result["bounds"]} == {"cold", "device hit", "host hit"}
+
+
+def test_engine_and_transformers_decode_the_same_tokens(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", str(folder), "--dtype", "float64", "--device-memory", "4MiB", "--host-memory", "0"]
+    sizes = ["--disk-capacity", "0", "--streams", "3", "--prompt-tokens", "20", "--new-tokens", "6"]
+    assert decode_command.main([*flags, *sizes, "--pairs", "1", "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "transformers" in result["manifest"]["reference"]
+    assert result["equal_streams"] == 1.0
