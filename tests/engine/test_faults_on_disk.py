@@ -17,8 +17,8 @@ from strata.engine import ServedModel
 from strata.models import tiny_random_model
 
 PROMPTS = [[(7 * index + 3 * place) % 97 for place in range(41)] for index in range(6)]
-SUPERBLOCK = 4096
-PAGE = Sizes().page
+BLOCK = 4096
+"""Also the bytes before the first header."""
 HEADER_SLOT = 256
 
 
@@ -31,8 +31,9 @@ def fill(make_engine: MakeEngine, **arguments: object) -> list[Answer]:
     return answers
 
 
-def segments(root: Path) -> list[Path]:
-    found = sorted(root.glob("*/segment-*.kv"))
+def segments(root: Path, kind: str) -> list[Path]:
+    """The files of payloads (`kv`) or of headers (`kh`)."""
+    found = sorted(root.glob(f"*/segment-*.{kind}"))
     assert found, "nothing was written"
     return found
 
@@ -63,17 +64,14 @@ def flip(path: Path, offset: int) -> None:
 
 
 def payload_offsets(path: Path) -> list[int]:
-    """Offsets of non-empty payload blocks of a segment whose payloads take one block."""
+    """Offsets of the payloads that were written, where each takes one block."""
     data = path.read_bytes()
-    records = int.from_bytes(data[12:16], "little")
-    area = -(-records * HEADER_SLOT // 4096) * 4096
-    starts = range(SUPERBLOCK + area, len(data), 4096)
-    return [start for start in starts if any(data[start : start + 4096])]
+    return [start for start in range(0, len(data), BLOCK) if any(data[start : start + BLOCK])]
 
 
 def test_a_flipped_bit_in_a_payload(make_engine: MakeEngine, served: ServedModel, tmp_path: Path) -> None:
     before = fill(make_engine)
-    for path in segments(tmp_path / "kv"):
+    for path in segments(tmp_path / "kv", "kv"):
         for offset in payload_offsets(path)[::7]:
             flip(path, offset + 100)
     engine, sources = ask_again(make_engine, served, before)
@@ -85,7 +83,7 @@ def test_a_flipped_bit_in_a_payload(make_engine: MakeEngine, served: ServedModel
 
 def test_a_flipped_bit_in_every_payload(make_engine: MakeEngine, served: ServedModel, tmp_path: Path) -> None:
     before = fill(make_engine)
-    for path in segments(tmp_path / "kv"):
+    for path in segments(tmp_path / "kv", "kv"):
         for offset in payload_offsets(path):
             flip(path, offset + 5)
     engine, sources = ask_again(make_engine, served, before)
@@ -99,9 +97,9 @@ def test_a_flipped_bit_in_every_payload(make_engine: MakeEngine, served: ServedM
 def test_a_flipped_bit_in_headers(make_engine: MakeEngine, served: ServedModel, tmp_path: Path) -> None:
     before = fill(make_engine)
     damaged = 0
-    for path in segments(tmp_path / "kv"):
+    for path in segments(tmp_path / "kv", "kh"):
         data = path.read_bytes()
-        for offset in range(SUPERBLOCK, len(data), HEADER_SLOT):
+        for offset in range(BLOCK, len(data), HEADER_SLOT):
             if data[offset : offset + 8] == b"STRATAKV" and (offset // HEADER_SLOT) % 5 == 0:
                 flip(path, offset + 190)
                 damaged += 1
@@ -111,19 +109,23 @@ def test_a_flipped_bit_in_headers(make_engine: MakeEngine, served: ServedModel, 
     assert sum(disk for _, _, disk, _ in sources) < 40 * len(PROMPTS)
 
 
+@pytest.mark.parametrize("kind", ["kv", "kh"])
 @pytest.mark.parametrize("kept", [0, 100, 4096, 5000, 20000])
-def test_truncated_segments(make_engine: MakeEngine, served: ServedModel, tmp_path: Path, kept: int) -> None:
+def test_truncated_segments(
+    make_engine: MakeEngine, served: ServedModel, tmp_path: Path, kind: str, kept: int
+) -> None:
     before = fill(make_engine)
-    for path in segments(tmp_path / "kv"):
+    for path in segments(tmp_path / "kv", kind):
         os.truncate(path, kept)
     engine, _ = ask_again(make_engine, served, before)
     assert engine.tiers()[2].enabled and engine.health().ok
 
 
-def test_a_missing_segment(make_engine: MakeEngine, served: ServedModel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["kv", "kh"])
+def test_a_missing_file(make_engine: MakeEngine, served: ServedModel, tmp_path: Path, kind: str) -> None:
     small = Sizes(disk_bytes=1 << 20)
     before = fill(make_engine, sizes=small)
-    paths = segments(tmp_path / "kv")
+    paths = segments(tmp_path / "kv", kind)
     paths[0].unlink()
     engine, _ = ask_again(make_engine, served, before, sizes=small)
     assert engine.health().ok
@@ -135,8 +137,8 @@ def test_segments_truncated_under_a_living_engine(
     engine = make_engine()
     before = [ask(engine, prompt) for prompt in PROMPTS]
     engine.demote(["device", "host"])
-    for path in segments(tmp_path / "kv"):
-        os.truncate(path, 8192)
+    for path in segments(tmp_path / "kv", "kv"):
+        os.truncate(path, 2 * BLOCK)
     for prompt, old in zip(PROMPTS, before, strict=True):
         answer = ask(engine, prompt)
         assert answer.tokens == old.tokens and answer.reason == "length"

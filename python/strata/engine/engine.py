@@ -31,7 +31,7 @@ from strata.engine.runtime_options import PoolSizes, runtime_options
 from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
-from strata.engine.step import LoadFailedError, run_step
+from strata.engine.step import LoadFailedError, run_step, warm_up
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
 from strata.errors import CapacityError, RequestError, StorageError, StrataError
@@ -40,6 +40,7 @@ from strata.models import pool_shape
 _log = logging.getLogger("strata.engine")
 
 _POLL_S = 0.2
+_WARM_UP_S = 60.0
 _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
 _RATE_WEIGHT = 0.3
@@ -88,10 +89,13 @@ class Engine:
         self._forwards = {"prefill": 0, "decode": 0}
         self._failure: str | None = None
         self._stopping = threading.Event()
+        self._warm = threading.Event()
         self._draining = False
         self._shutdown_report: dict[str, int] | None = None
         self._thread = threading.Thread(target=self._run, name="strata-engine", daemon=True)
         self._thread.start()
+        # Bounded: a machine that slow serves anyway, only its first answer is late.
+        self._warm.wait(_WARM_UP_S)
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 
@@ -162,6 +166,8 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            warm_up(self._served.model)
+            self._warm.set()
             while not self._stopping.is_set():
                 work = self._runtime.next_work(_POLL_S)
                 if isinstance(work, Plan):
@@ -173,6 +179,7 @@ class Engine:
                 self._failure = f"{type(error).__name__}: {error}"
                 _log.exception("the engine has stopped")
         finally:
+            self._warm.set()
             self._end_all(self._failure or "the engine was shut down")
 
     def _carry_out(self, plan: Plan) -> None:
@@ -288,7 +295,8 @@ class Engine:
             problems.append(f"the disk tier is {problem}")
         elif engine is None and problem is not None and "in use by" in problem:
             problems.append(f"the disk tier is off: {problem}")
-        return Health(self._is_alive(), self._is_alive() and not self._draining, tuple(problems))
+        ready = self._is_alive() and self._warm.is_set() and not self._draining
+        return Health(self._is_alive(), ready, tuple(problems))
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by flat name."""

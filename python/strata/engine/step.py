@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 
 from strata._core import Plan
 from strata.errors import StorageError
-from strata.models import CausalLM, ForwardBatch
+from strata.models import CausalLM, ForwardBatch, pool_shape
 
 LOAD_TIMEOUT_S = 120.0
 """Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
@@ -39,6 +41,25 @@ def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
         slot_mapping=torch.from_numpy(plan.slot_mapping()),
         logits_rows=torch.from_numpy(ends[samples] - 1),
     )
+
+
+def warm_up(model: CausalLM) -> None:
+    """A prefill and a decode over a pool of its own, on the thread that will compute: the first request must not pay
+    for thread pools, kernels' first calls and cold weights."""
+    page_size, pages = 16, 4
+    pool = torch.zeros(pool_shape(model.config, pages, page_size), dtype=model.dtype)
+    for start, end in itertools.pairwise([0, page_size * pages - 1, page_size * pages]):
+        positions = torch.arange(start, end)
+        batch = ForwardBatch(
+            token_ids=positions % model.config.vocab_size,
+            positions=positions,
+            query_lengths=[end - start],
+            context_lengths=[end],
+            page_tables=[torch.arange(pages)],
+            slot_mapping=positions,
+            logits_rows=torch.tensor([end - start - 1]),
+        )
+        model.forward(batch, pool, lambda layer: None)
 
 
 def run_step(model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[int, int]) -> torch.Tensor:

@@ -86,12 +86,16 @@ class CausalLM:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
-        self.embedding = weights.get("model.embed_tokens.weight")
-        self.dtype = self.embedding.dtype
-        self.device = self.embedding.device
+        # Stored as [hidden, vocab] like every projection; a tied embedding is looked up as columns of it.
+        embedding = weights.get("model.embed_tokens.weight")
+        self.dtype = embedding.dtype
+        self.device = embedding.device
+        self.vocabulary = (
+            embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
+        ).t().contiguous()
+        self._embedding = None if config.tie_word_embeddings else embedding
         self.layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self.final_norm = weights.get("model.norm.weight")
-        self.vocabulary = self.embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
         self._scale = 1.0 / math.sqrt(config.head_dim)
         rope_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._rope_frequencies = config.rope_frequencies(rope_dtype).to(self.device)
@@ -107,7 +111,7 @@ class CausalLM:
         """
         plan = self._plan(batch, pool)
         cos, sin = self.rope_table(batch.positions)
-        hidden = F.embedding(batch.token_ids, self.embedding)
+        hidden = self.embed(batch.token_ids)
         last = self.config.layers - 1
         for index, layer in enumerate(self.layers):
             cached = pool[index].view(2, -1, self.config.kv_heads, self.config.head_dim)
@@ -138,8 +142,13 @@ class CausalLM:
     def project_to_vocabulary(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and logits [R, vocab_size] of hidden states [R, hidden_size]."""
         normed = F.rms_norm(hidden, self.final_norm.shape, self.final_norm, self.config.rms_norm_eps)
-        # The vocabulary's matrix is shared with the embedding, so it stays [vocab, hidden] and goes first.
-        return torch.mm(self.vocabulary, normed.t()).t().contiguous()
+        return torch.mm(normed, self.vocabulary)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Hidden states [N, hidden_size] of token ids [N]."""
+        if self._embedding is not None:
+            return F.embedding(token_ids, self._embedding)
+        return self.vocabulary.index_select(1, token_ids).t().contiguous()
 
     def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> AttentionPlan:
         pages, page_size = pool.shape[2:4]

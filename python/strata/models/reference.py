@@ -17,7 +17,7 @@ def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
     count = len(tokens)
     cos, sin = model.rope_table(torch.arange(count, device=tokens.device))
     future = torch.ones(count, count, dtype=torch.bool, device=tokens.device).triu(1)
-    hidden = model.embedding[tokens]
+    hidden = model.embed(tokens)
     for layer in model.layers:
         projected = layer.query_key_value(_norm(hidden, layer.attention_norm, config.rms_norm_eps))
         heads = projected.view(count, -1, config.head_dim)
@@ -31,7 +31,7 @@ def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
         hidden = hidden + layer.attention_output(attended)
         gate, up = layer.gate_up(_norm(hidden, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
         hidden = hidden + layer.down(gate * torch.sigmoid(gate) * up)
-    return _norm(hidden, model.final_norm, config.rms_norm_eps) @ model.vocabulary.t()
+    return _norm(hidden, model.final_norm, config.rms_norm_eps) @ model.vocabulary
 
 
 def _norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

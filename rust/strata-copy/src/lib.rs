@@ -10,6 +10,7 @@ mod kernel;
 mod pages;
 mod region;
 mod throttle;
+mod warm;
 
 pub use arena::Arena;
 pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_THREADS};
@@ -17,3 +18,4 @@ pub use error::CopyError;
 pub use kernel::{memcmp_baseline, memcpy_baseline, Stores, STREAMING_FROM_BYTES};
 pub use region::Region;
 pub use throttle::{BandwidthLimit, HoldLayer, LayerWork, NoThrottle, Throttle};
+pub use warm::warm;

@@ -19,8 +19,9 @@ fn to_pages(slots: &[u32]) -> Vec<PageId> {
     slots.iter().map(|slot| PageId(*slot)).collect()
 }
 
-fn to_numbers(pages: &[PageId]) -> Vec<u32> {
-    pages.iter().map(|page| page.0).collect()
+/// In place: a page id is a u32, so the vector is not copied.
+fn to_numbers(pages: Vec<PageId>) -> Vec<u32> {
+    pages.into_iter().map(|page| page.0).collect()
 }
 
 /// A prefix cache over `pages` pages of `page_size` tokens that the caller owns. Safe to share between threads.
@@ -55,7 +56,7 @@ impl PageCache {
         let namespace = Namespace::new(salt, "");
         let pin = locked(&self.cache).match_into(&namespace, tokens.as_slice()?, &mut pages);
         let pin = Mutex::new(Some(pin.map_err(Failure::from)?));
-        let pages = to_numbers(&pages);
+        let pages = to_numbers(pages);
         Ok(PinnedPages { cache: Arc::clone(&self.cache), pin, pages, page_size: self.page_size })
     }
 
@@ -67,13 +68,13 @@ impl PageCache {
         tokens: PyReadonlyArray1<'py, u32>,
         salt: &str,
     ) -> PyResult<Bound<'py, PyArray1<u32>>> {
-        let mut pages = Vec::new();
+        let mut pages = Vec::with_capacity(tokens.len()? / self.page_size as usize);
         let namespace = if salt.is_empty() { *default_namespace() } else { Namespace::new(salt, "") };
         let mut cache = locked(&self.cache);
         let pin = cache.match_into(&namespace, tokens.as_slice()?, &mut pages).map_err(Failure::from)?;
         cache.unpin(pin).map_err(Failure::from)?;
         drop(cache);
-        Ok(PyArray1::from_vec(py, to_numbers(&pages)))
+        Ok(PyArray1::from_vec(py, to_numbers(pages)))
     }
 
     /// Reserves `count` pages to compute into, evicting the least recently used. Raises CapacityError if pinned and
@@ -88,7 +89,7 @@ impl PageCache {
                  release matches first, or make the cache larger"
             )));
         }
-        Ok(PyArray1::from_vec(py, to_numbers(&pages)))
+        Ok(PyArray1::from_vec(py, to_numbers(pages)))
     }
 
     /// Makes reserved pages match as pages `from_page..` of `tokens`. Returns those that were cached already: they
@@ -104,7 +105,7 @@ impl PageCache {
         let namespace = Namespace::new(salt, "");
         let slots = to_pages(pages.as_slice()?);
         let refused = locked(&self.cache).commit(&namespace, tokens.as_slice()?, &slots, from_page);
-        Ok(to_numbers(&refused.map_err(Failure::from)?))
+        Ok(to_numbers(refused.map_err(Failure::from)?))
     }
 
     /// Gives reserved pages back unused.

@@ -1,5 +1,6 @@
 //! Yardsticks for the benches: what a compare and a copy of the same bytes cost on this machine.
 
+use crate::gate::released;
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::prelude::*;
 use strata_copy::{memcmp_baseline, memcpy_baseline, Stores};
@@ -12,15 +13,18 @@ pub fn same_bytes(one: PyReadonlyArray1<'_, u32>, two: PyReadonlyArray1<'_, u32>
     Ok(one.len() == two.len() && memcmp_baseline(bytes_of(one), bytes_of(two)))
 }
 
-/// Copies `source` to `destination`, bytes of equal number, with non-temporal stores if `streaming`.
+/// Copies `source` to `destination`, bytes of equal number, with non-temporal stores if `streaming`. Lets go of the
+/// lock, so that several threads can measure together.
 #[pyfunction]
 pub fn copy_bytes(
+    py: Python<'_>,
     mut destination: PyReadwriteArray1<'_, u8>,
     source: PyReadonlyArray1<'_, u8>,
     streaming: bool,
 ) -> PyResult<()> {
     let stores = if streaming { Stores::Streaming } else { Stores::Cached };
-    memcpy_baseline(destination.as_slice_mut()?, source.as_slice()?, stores);
+    let (to, from) = (destination.as_slice_mut()?, source.as_slice()?);
+    released(py, || memcpy_baseline(to, from, stores));
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use strata_control::ControlConfig;
-use strata_copy::{Arena, CopyConfig, CopyEngine, Region};
+use strata_copy::{warm, Arena, CopyConfig, CopyEngine, Region};
 use strata_core::{
     Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
     Work,
@@ -26,6 +26,8 @@ use strata_types::{GroupId, KvLayout, KvShape, Namespace, PageId, PageRecord, Pl
 const COMPLETIONS: usize = 4096;
 /// Pages of one transfer: long enough to keep a disk busy, short enough to commit early and to cut.
 const TRANSFER_PAGES: u32 = 32;
+/// Memory of each pool that is mapped before it is needed: a few long documents, well under any pool's own cap.
+const WARM_BYTES: u64 = 1 << 30;
 /// Page alignment in the host arena and on disk: what O_DIRECT asks for.
 const ALIGNMENT: u64 = 4096;
 
@@ -98,6 +100,7 @@ impl Runtime {
         let arena = Arc::new(Arena::new(host_layout.total_bytes().next_multiple_of(ALIGNMENT) as usize)?);
         let region = Region::from_arena(arena);
         let (sender, receiver) = completion_queue(COMPLETIONS);
+        warm_in_background([(device.clone(), device_layout), (region.clone(), host_layout)]);
         let copies = Arc::new(CopyEngine::new(
             CopyConfig {
                 device,
@@ -149,6 +152,18 @@ impl Runtime {
             page_size: options.page_size as usize,
         })
     }
+}
+
+/// Maps the pages that will be used first, while the server starts.
+fn warm_in_background(pools: [(Region, KvLayout); 2]) {
+    let thread = std::thread::Builder::new().name("strata-warm".into()).spawn(move || {
+        for (region, layout) in pools {
+            let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
+            warm(&region, &layout, u32::try_from(pages).unwrap_or(u32::MAX));
+        }
+    });
+    // Without the thread the first copies map their own pages.
+    drop(thread);
 }
 
 fn seconds(value: f64) -> Duration {

@@ -46,6 +46,9 @@ pub enum PoolError {
     },
 }
 
+/// Bounds the search for a run of adjacent pages: 256k pages are looked at, a few microseconds' work.
+const WORDS_SEARCHED: usize = 4096;
+
 /// A fixed number of pages and their states.
 #[derive(Debug)]
 pub struct PagePool {
@@ -53,7 +56,8 @@ pub struct PagePool {
     states: Vec<PageState>,
     /// A bit per free page, so that neighbours are handed out together: gathers become slices, I/Os merge.
     free_bits: Vec<u64>,
-    cursor: usize,
+    /// No word before this one has a free page. Low pages first: memory that was used before is mapped and warm.
+    first_free: usize,
     free: u32,
     quarantined: u32,
     refused_steps: u64,
@@ -72,7 +76,7 @@ impl PagePool {
             name,
             states: vec![PageState::Free; capacity as usize],
             free_bits,
-            cursor: 0,
+            first_free: 0,
             free: capacity,
             quarantined: 0,
             refused_steps: 0,
@@ -104,31 +108,73 @@ impl PagePool {
         self.states.get(page.0 as usize).copied()
     }
 
-    /// Reserves `count` pages, ascending and adjacent where possible, appended to `out`; all of them or none.
+    /// Reserves `count` pages, appended to `out`; all of them or none. Adjacent ones if there is such a run, the
+    /// lowest free ones otherwise; ascending either way.
     pub fn reserve(&mut self, count: u32, out: &mut Vec<PageId>) -> bool {
         if count > self.free {
             return false;
         }
+        while self.free_bits.get(self.first_free) == Some(&0) {
+            self.first_free += 1;
+        }
+        let mut index = match self.adjacent(count) {
+            Some(start) => start,
+            None => self.first_free * 64,
+        };
         let mut left = count;
         while left > 0 {
-            if self.cursor >= self.free_bits.len() {
-                self.cursor = 0;
+            let (word, bit) = (index / 64, index % 64);
+            let rest = self.free_bits[word] >> bit;
+            if rest == 0 {
+                index = (word + 1) * 64;
+                continue;
             }
-            let word = &mut self.free_bits[self.cursor];
-            while *word != 0 && left > 0 {
-                let bit = word.trailing_zeros();
-                *word &= *word - 1;
-                let index = self.cursor * 64 + bit as usize;
-                self.states[index] = PageState::Reserved;
-                out.push(PageId(index as u32));
-                left -= 1;
+            index += rest.trailing_zeros() as usize;
+            self.take(index);
+            out.push(PageId(index as u32));
+            (index, left) = (index + 1, left - 1);
+        }
+        true
+    }
+
+    /// The first free page that `count - 1` free pages follow, among the lowest words.
+    fn adjacent(&self, count: u32) -> Option<usize> {
+        let (mut start, mut length) = (self.first_free * 64, 0);
+        let words = self.free_bits.iter().enumerate().skip(self.first_free).take(WORDS_SEARCHED);
+        for (number, word) in words {
+            if *word == u64::MAX {
+                length += 64;
+            } else if *word == 0 {
+                length = 0;
+            } else {
+                for bit in 0..64 {
+                    if word >> bit & 1 == 0 {
+                        length = 0;
+                        continue;
+                    }
+                    if length == 0 {
+                        start = number * 64 + bit;
+                    }
+                    length += 1;
+                    if length >= count {
+                        return Some(start);
+                    }
+                }
             }
-            if left > 0 {
-                self.cursor += 1;
+            if length >= count {
+                return Some(start);
+            }
+            if length == 0 {
+                start = (number + 1) * 64;
             }
         }
-        self.free -= count;
-        true
+        None
+    }
+
+    fn take(&mut self, index: usize) {
+        self.states[index] = PageState::Reserved;
+        self.free_bits[index / 64] &= !(1 << (index % 64));
+        self.free -= 1;
     }
 
     /// `Reserved -> Resident`: all bytes are there.
@@ -185,6 +231,7 @@ impl PagePool {
         *state = to;
         if to == PageState::Free {
             self.free += 1;
+            self.first_free = self.first_free.min(page.0 as usize / 64);
             self.free_bits[page.0 as usize / 64] |= 1 << (page.0 % 64);
         }
         Ok(())
@@ -217,6 +264,16 @@ mod tests {
         assert!(pages.windows(2).all(|pair| pair[1].0 == pair[0].0 + 1));
         assert!(!pool.reserve(5, &mut pages));
         assert_eq!((pages.len(), pool.free_pages()), (66, 4));
+        for page in pages.drain(..4).chain([PageId(40)]) {
+            pool.abort(page).unwrap();
+        }
+        let mut again = Vec::new();
+        assert!(pool.reserve(3, &mut again));
+        assert_eq!(again, [0, 1, 2].map(PageId), "low pages are warm");
+        assert!(pool.reserve(4, &mut again));
+        assert_eq!(again[3..], [66, 67, 68, 69].map(PageId), "a run before holes");
+        assert!(pool.reserve(2, &mut again));
+        assert_eq!(again[7..], [3, 40].map(PageId), "holes where there is no run");
         assert!(PagePool::new("none", 0).reserve(0, &mut pages));
         assert!(!PagePool::new("none", 0).reserve(1, &mut pages));
     }
