@@ -61,7 +61,11 @@ def engine_of(
         disk_capacity=sizes.disk_bytes,
         **settings,
     )
-    return Engine(config, served, hold)
+    engine = Engine(config, served, hold)
+    watcher = getattr(served.model, "watcher", None)
+    if watcher is not None:
+        watcher.watch()
+    return engine
 
 
 MakeEngine = Callable[..., Engine]
@@ -151,7 +155,10 @@ def nonzero(engine: Engine) -> dict[str, float]:
 
 
 class WatchedModel:
-    """Wraps a model's `forward` for a test: `before(batch)` runs first, `waits` sees each layer wanted and had."""
+    """Wraps a model's `forward` for a test, from its engine's start on (the warm-up is not watched).
+
+    `before(batch)` runs first; `events` has each layer's cached pages "wanted" and "had", in order.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.model = tiny_random_model(seed)
@@ -162,6 +169,10 @@ class WatchedModel:
         """The page table of the row that computed this many tokens of context last."""
         self.before: Callable[[ForwardBatch], None] = lambda batch: None
         self._forward = self.model.forward
+        self.model.watcher = self  # type: ignore[attr-defined]
+
+    def watch(self) -> None:
+        """Begins to watch."""
         self.model.forward = self._watched  # type: ignore[method-assign]
 
     def _watched(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from strata._core import LayerHold, Plan, Refusal, Runtime
@@ -101,7 +102,7 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
-        self._validate(request)
+        prompt = self._validate(request)
         self._check_alive()
         sampling = request.sampling
         eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
@@ -123,7 +124,6 @@ class Engine:
                     f"= {most}): try again later"
                 )
             self._sequences[number] = sequence
-        prompt = np.asarray(request.prompt_token_ids, dtype=np.uint32)
         try:
             self._runtime.submit(number, prompt, sampling.max_tokens, request.cache_salt, request.priority)
         except StrataError:
@@ -132,13 +132,18 @@ class Engine:
             raise
         return stream
 
-    def _validate(self, request: GenerationRequest) -> None:
-        prompt, sampling = request.prompt_token_ids, request.sampling
+    def _validate(self, request: GenerationRequest) -> npt.NDArray[np.uint32]:
+        """The prompt as Core takes it. Raises RequestError for what can never be answered."""
+        sampling = request.sampling
+        prompt = np.asarray(request.prompt_token_ids)
         if not len(prompt):
             raise RequestError("the prompt is empty: send at least one token")
+        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
+            raise RequestError("the prompt must be a list of token ids, all of them integers")
         vocabulary = self._served.model.config.vocab_size
-        worst = next((token for token in prompt if not 0 <= token < vocabulary), None)
-        if worst is not None:
+        outside = (prompt < 0) | (prompt >= vocabulary)
+        if outside.any():
+            worst = prompt[outside][0]
             raise RequestError(f"token id {worst} is outside the model's vocabulary of {vocabulary}")
         if sampling.max_tokens < 1:
             raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
@@ -152,6 +157,7 @@ class Engine:
                 "temperature and top_k must be at least 0 and top_p between 0 and 1, "
                 f"got {sampling.temperature}, {sampling.top_k}, {sampling.top_p}"
             )
+        return prompt.astype(np.uint32)
 
     def _abort(self, number: int) -> None:
         with self._lock:
