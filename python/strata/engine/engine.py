@@ -46,6 +46,7 @@ _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
 _RATE_WEIGHT = 0.3
 """Weight of the newest prefill step in the running estimate of tokens a second."""
+_HIGHEST_PRIORITY = 2**31 - 1
 _GREEDY = SamplingParams()
 
 
@@ -97,6 +98,9 @@ class Engine:
         self._thread.start()
         # Bounded: a machine that slow serves anyway, only its first answer is late.
         self._warm.wait(_WARM_UP_S)
+        if not self._is_alive():
+            self._runtime.close()
+            raise StrataError(f"the model's first step failed: {self._failure}")
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class Engine:
             self._sequences[number] = sequence
         try:
             self._runtime.submit(number, prompt, sampling.max_tokens, request.cache_salt, request.priority)
-        except StrataError:
+        except BaseException:
             with self._lock:
                 self._sequences.pop(number, None)
             raise
@@ -145,8 +149,17 @@ class Engine:
         if outside.any():
             worst = prompt[outside][0]
             raise RequestError(f"token id {worst} is outside the model's vocabulary of {vocabulary}")
-        if sampling.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
+        if not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1:
+            raise RequestError(
+                f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}"
+            )
+        if not isinstance(request.priority, int) or abs(request.priority) > _HIGHEST_PRIORITY:
+            raise RequestError(
+                f"priority must be a whole number from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}, "
+                f"got {request.priority!r}"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in request.cache_salt):
+            raise RequestError("cache_salt holds half a surrogate pair: it must be valid Unicode text")
         if len(prompt) + sampling.max_tokens > self.max_context + 1:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
@@ -194,6 +207,7 @@ class Engine:
         started = time.monotonic()
         try:
             logits = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
+            tokens = self._sample(plan, logits)
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
             self._discard(plan, "late load" if error.late else "load")
@@ -206,7 +220,7 @@ class Engine:
         if plan.is_prefill:
             self._measure(sum(plan.query_lengths), time.monotonic() - started)
         self._note_sources(plan)
-        self._report(plan, logits)
+        self._report(plan, tokens)
 
     def _discard(self, plan: Plan, why: str) -> None:
         self._epoch = plan.epoch + 1
@@ -229,7 +243,8 @@ class Engine:
             if sequence.sources is None:
                 sequence.sources = TokenSources(device, host, disk, computed)
 
-    def _report(self, plan: Plan, logits: torch.Tensor) -> None:
+    def _sample(self, plan: Plan, logits: torch.Tensor) -> dict[int, int]:
+        """The next token of each request whose row asks for one."""
         requests = [number for number, sample in zip(plan.requests, plan.samples, strict=True) if sample]
         # A request that was aborted meanwhile still gets a token: Core may not have heard of the abort.
         sequences = [self._sequences.get(number) for number in requests]
@@ -240,22 +255,27 @@ class Engine:
             [sequence.generated if sequence else 0 for sequence in sequences],
             [sequence.banned if sequence else frozenset() for sequence in sequences],
         )
-        outcome: dict[int, tuple[int, bool]] = {}
+        return dict(zip(requests, tokens, strict=True))
+
+    def _report(self, plan: Plan, tokens: dict[int, int]) -> None:
+        finished: set[int] = set()
         chunks: list[tuple[Sequence, Chunk]] = []
-        for number, token, sequence in zip(requests, tokens, sequences, strict=True):
-            reason = None
-            if sequence is not None:
-                text, reason = sequence.take(token)
-                usage = sequence.usage(self._prefill_rate) if reason else None
-                chunks.append((sequence, Chunk(text, (token,), reason, usage)))
-            outcome[number] = (token, reason is not None)
+        for number, token in tokens.items():
             self._last_tokens[number] = token
-        rows = [outcome.get(number) for number in plan.requests]
+            sequence = self._sequences.get(number)
+            if sequence is None:
+                continue
+            text, reason = sequence.take(token)
+            usage = sequence.usage(self._prefill_rate) if reason else None
+            chunks.append((sequence, Chunk(text, (token,), reason, usage)))
+            if reason is not None:
+                finished.add(number)
+        rows = plan.requests
         self._runtime.plan_done(
-            plan.id, [row[0] if row else None for row in rows], [bool(row and row[1]) for row in rows]
+            plan.id, [tokens.get(number) for number in rows], [number in finished for number in rows]
         )
         self._stream(chunks)
-        keep = set(requests) | self._sequences.keys()
+        keep = tokens.keys() | self._sequences.keys()
         self._last_tokens = {number: token for number, token in self._last_tokens.items() if number in keep}
 
     def _stream(self, chunks: list[tuple[Sequence, Chunk]]) -> None:

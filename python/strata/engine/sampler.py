@@ -12,6 +12,7 @@ import torch
 from strata.engine.api import SamplingParams
 
 
+@torch.inference_mode()
 def sample_rows(
     logits: torch.Tensor,
     params: Sequence[SamplingParams],
@@ -20,10 +21,11 @@ def sample_rows(
     banned: Sequence[frozenset[int]],
 ) -> list[int]:
     """One token per row of `logits` [R, vocab]. `positions` counts each request's generated tokens; `banned` tokens
-    are never chosen. Changes `logits` in place."""
+    are never chosen, ids outside the vocabulary among them ignored. May change `logits` in place."""
     for row, tokens in enumerate(banned):
-        if tokens:
-            logits[row, sorted(tokens)] = -torch.inf
+        known = [token for token in tokens if 0 <= token < logits.shape[1]]
+        if known:
+            logits[row, known] = -torch.inf
     greedy: list[int] = logits.argmax(dim=-1).tolist()
     for row, (param, seed, position) in enumerate(zip(params, seeds, positions, strict=True)):
         if param.temperature > 0:
@@ -32,11 +34,14 @@ def sample_rows(
 
 
 def _draw(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    scores = logits.to(torch.float64).numpy() / params.temperature
+    scores = logits.to(torch.float64).numpy()
+    # The best score becomes 0 first: a tiny temperature then only sends the others to minus infinity.
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max()) / params.temperature
     order = np.argsort(-scores, kind="stable")
     if params.top_k > 0:
         order = order[: params.top_k]
-    weights = np.exp(scores[order] - scores[order[0]])
+    weights = np.exp(scores[order])
     cumulative = np.cumsum(weights / weights.sum())
     if params.top_p < 1:
         # The token that crosses the threshold is kept, so at least one always is.

@@ -37,8 +37,8 @@ class Sequence:
             self.first_token = time.monotonic()
         if token in self.stop_token_ids:
             return self.text.finish(), "stop"
-        shown, stopped = self.text.push(token)
-        if stopped and self.generated >= self.request.sampling.min_tokens:
+        shown, stopped = self.text.push(token, self.generated >= self.request.sampling.min_tokens)
+        if stopped:
             return shown, "stop"
         if self.generated >= self.request.sampling.max_tokens:
             return shown + self.text.finish(), "length"

@@ -11,7 +11,7 @@ from strata._core import Plan
 from strata.errors import StorageError
 from strata.models import CausalLM, ForwardBatch, pool_shape
 
-LOAD_TIMEOUT_S = 120.0
+LOAD_TIMEOUT_S = 30.0
 """Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
 
 

@@ -22,9 +22,13 @@ class StoppingText:
         self._stops = [stop for stop in stops if stop]
         self._pending = ""
 
-    def push(self, token_id: int) -> tuple[str, bool]:
-        """The text that can be shown after this token, and whether a stop text is complete."""
-        return self._take(self._detokenizer.push(token_id))
+    def push(self, token_id: int, may_stop: bool = True) -> tuple[str, bool]:
+        """The text that can be shown after this token, and whether a stop text is complete. Where the answer may not
+        stop yet, a stop text is text like any other."""
+        piece = self._detokenizer.push(token_id)
+        if not may_stop:
+            return piece, False
+        return self._take(piece)
 
     def finish(self) -> str:
         """What is left at the end of an answer that no stop text ended."""

@@ -34,6 +34,8 @@ pub struct CacheController {
     pub(crate) in_use: Vec<(TierId, PageId)>,
     /// Requests that hold device pages.
     pub(crate) holds: usize,
+    /// No new copies downward for now.
+    pub(crate) copies_held: bool,
     pub(crate) stats: ControlStats,
     pub(crate) outbox: Vec<ControlAction>,
 }
@@ -68,6 +70,7 @@ impl CacheController {
             shared_duplicates: HashMap::new(),
             in_use: Vec::new(),
             holds: 0,
+            copies_held: false,
             stats: ControlStats::default(),
             outbox: Vec::new(),
         })
@@ -76,6 +79,11 @@ impl CacheController {
     /// The sizes it was made with.
     pub fn config(&self) -> &ControlConfig {
         &self.config
+    }
+
+    /// Stops and resumes copies downward. What is left out meanwhile is copied at its next access.
+    pub fn hold_copies(&mut self, hold: bool) {
+        self.copies_held = hold;
     }
 
     /// What has to be done outside since the last call, in order.

@@ -35,6 +35,9 @@ impl CacheController {
         tokens: &[Token],
     ) -> Result<(), ControlError> {
         let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(()) };
+        if self.copies_held {
+            return Ok(());
+        }
         let group = self.config.group;
         let mut started = HashSet::new();
         let path = self.lookup(namespace, tokens)?.handle;

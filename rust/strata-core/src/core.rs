@@ -15,6 +15,9 @@ use strata_types::{
     PageId, PageRecord, PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId,
 };
 
+/// Prefetches that are started for one request: its pages may sink to disk again while it waits, but not for ever.
+const MAX_PREFETCHES: u32 = 4;
+
 /// The one writer: tree, controller and scheduler of one engine.
 pub struct Core {
     pub(crate) control: CacheController,
@@ -132,28 +135,38 @@ impl Core {
             );
             return refuse(RefusalKind::Invalid, reason);
         }
-        if self.queue.len() >= self.max_waiting {
-            let reason =
-                format!("{} requests wait already (--max-waiting): try again later", self.queue.len());
+        // Counted together: a burst arrives before any of it can have been admitted.
+        let most = self.max_waiting + self.limits.max_running as usize;
+        if self.requests.len() >= most {
+            let reason = format!(
+                "{} requests run or wait already (--max-running + --max-waiting = {most}): try again later",
+                self.requests.len()
+            );
             return refuse(RefusalKind::Busy, reason);
         }
         None
     }
 
-    /// Starts the prefetch of a request that enters the queue, and holds it back until then.
+    /// Starts the prefetch of a request in the queue, and holds it back until then.
     pub(crate) fn start_prefetch(&mut self, now: Time, request: &mut Request) -> Result<(), CoreError> {
+        if request.prefetch_cut || request.prefetches >= MAX_PREFETCHES {
+            return Ok(());
+        }
         let usable = self.usable_pages(request);
         let tokens = &request.tokens;
         let begun = self.control.prefetch(request.id, &request.namespace, tokens, usable)?;
         if let Some(prefetch) = begun {
+            request.prefetches += 1;
             request.held = Some(Held { waits: prefetch.waits, deadline: now + self.prefetch_timeout });
-            request.from_disk = prefetch.pages;
+            if request.from_disk.is_empty() {
+                request.from_disk = prefetch.pages;
+            }
             request.host_pin = Some(prefetch.host_pin);
         }
         Ok(())
     }
 
-    fn prefetch_again(&mut self, now: Time, id: RequestId) -> Result<(), CoreError> {
+    pub(crate) fn prefetch_again(&mut self, now: Time, id: RequestId) -> Result<(), CoreError> {
         let Some(mut request) = self.requests.remove(&id) else { return Ok(()) };
         let begun = match request.phase {
             Phase::Waiting if request.held.is_none() && request.host_pin.is_none() => {
@@ -212,6 +225,7 @@ impl Core {
         for row in &failed.rows {
             let Some(request) = self.requests.get_mut(&row.request) else { continue };
             match why {
+                StepFailure::Step if failed.rows.len() > 1 => request.alone = true,
                 StepFailure::Step => request.step_failures += 1,
                 StepFailure::Load => {}
                 // Loading again would be late again: without this a slow link could hold a request for ever.
@@ -315,7 +329,9 @@ impl Core {
             .collect();
         for id in late {
             self.stats.prefetch_timeouts += 1;
-            let held = self.requests.get_mut(&id).and_then(|request| request.held.take());
+            let Some(request) = self.requests.get_mut(&id) else { continue };
+            request.prefetch_cut = true;
+            let held = request.held.take();
             for transfer in held.map(|held| held.waits).unwrap_or_default() {
                 self.control.leave(id, transfer)?;
             }

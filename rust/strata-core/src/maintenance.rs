@@ -79,6 +79,16 @@ impl Core {
                 _ => None,
             };
             let late = now >= work.deadline;
+            if !work.keep {
+                // A copy under way would put back below what is forgotten above.
+                self.control.hold_copies(true);
+                let copying = self.control.transfers_of(TransferKind::Backup)
+                    + self.control.transfers_of(TransferKind::Spill);
+                if copying > 0 && !late {
+                    return Ok(false);
+                }
+                work.report.timed_out |= copying > 0;
+            }
             if let (true, Some(kind)) = (work.keep, below) {
                 if !work.pushed && !late {
                     work.report.moved[tier.index()] += self.control.push_down(tier)?;
@@ -96,9 +106,11 @@ impl Core {
             work.pushed = false;
             work.tiers.remove(0);
         }
+        self.control.hold_copies(false);
         // Records on disk are gone only when their headers are.
         let erasing = self.control.transfers_of(TransferKind::Erase) > 0;
-        work.report.timed_out = erasing && now >= work.deadline;
-        Ok(!erasing || work.report.timed_out)
+        let late = now >= work.deadline;
+        work.report.timed_out |= erasing && late;
+        Ok(!erasing || late)
     }
 }

@@ -5,8 +5,11 @@ use crate::core::Core;
 use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
 use crate::request::{Ending, Phase};
 use crate::CoreError;
-use strata_sched::{Admission, Chunk, Decision, Prefilling, View};
+use strata_sched::{Admission, Chunk, Decision, Prefilling, View, Waiting};
 use strata_types::{PlanId, RequestId, TicketState, TierId, Time};
+
+/// Waiting requests whose pages are looked after before their turn comes.
+const NEXT_FEW: usize = 4;
 
 impl Core {
     /// Forms plans until enough are outstanding or nothing can be done.
@@ -44,7 +47,13 @@ impl Core {
     }
 
     fn decide(&mut self, now: Time) -> Result<Decision, CoreError> {
-        let waiting = self.waiting()?;
+        let mut waiting = self.waiting()?;
+        // Pages of the next few may have sunk to disk while they waited.
+        let sunk = |waiting: &&mut Waiting| waiting.need.disk > 0 && !waiting.held;
+        for next in waiting.iter_mut().take(NEXT_FEW).filter(sunk) {
+            self.prefetch_again(now, next.id)?;
+            next.held = self.requests.get(&next.id).is_some_and(|request| request.held.is_some());
+        }
         let prefilling: Vec<Prefilling> = self
             .running
             .iter()
@@ -78,11 +87,14 @@ impl Core {
         let mut rows = Vec::new();
         let mut budget = self.limits.batch_tokens as usize;
         for chunk in chunks {
+            if !self.may_join(&rows, chunk.id) {
+                return Ok(rows);
+            }
             rows.extend(self.chunk_row(chunk.id, budget.min(chunk.tokens as usize)));
             budget -= rows.last().map_or(0, |row: &PlanRow| row.length).min(budget);
         }
         for admission in admissions {
-            if budget == 0 || !self.admit(admission.id)? {
+            if budget == 0 || !self.may_join(&rows, admission.id) || !self.admit(admission.id)? {
                 break;
             }
             let row = self.chunk_row(admission.id, budget.min(admission.tokens as usize));
@@ -90,6 +102,12 @@ impl Core {
             rows.extend(row);
         }
         Ok(rows)
+    }
+
+    /// Whether a request may share a plan with these rows: one that runs alone shares with nobody.
+    fn may_join(&self, rows: &[PlanRow], id: RequestId) -> bool {
+        let alone = |id: &RequestId| self.requests.get(id).is_some_and(|request| request.alone);
+        rows.first().is_none_or(|row| !alone(&row.request) && !alone(&id))
     }
 
     /// The next part of an admitted request's prompt. Its pages were reserved at admission.
@@ -117,7 +135,8 @@ impl Core {
 
     fn decode_rows(&mut self, ids: &[RequestId]) -> Result<Vec<PlanRow>, CoreError> {
         let mut rows = Vec::new();
-        for id in ids {
+        let suspect = ids.iter().find(|id| self.requests.get(id).is_some_and(|request| request.alone));
+        for id in suspect.map_or(ids, std::slice::from_ref) {
             match self.decode_row(*id)? {
                 Some(row) => rows.push(row),
                 None => self.short_of_pages = true,
@@ -188,6 +207,7 @@ impl Core {
                 return Err(CoreError::Protocol(format!("no token came back for request {id}")));
             };
             request.tokens.push(token);
+            (request.alone, request.step_failures) = (false, 0);
             self.stats.generated_tokens += 1;
             if result.finished || request.tokens.len() - request.prompt >= request.max_new_tokens {
                 request.ending = Some(Ending::Finished);

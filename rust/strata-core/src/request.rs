@@ -108,8 +108,14 @@ pub(crate) struct Request {
     pub ending: Option<Ending>,
     /// A load failed under it: the next admission computes instead.
     pub loads_failed: bool,
-    /// Steps that went wrong with it on board.
+    /// Steps in a row that went wrong with it alone on board.
     pub step_failures: u32,
+    /// A step went wrong with others on board: it runs alone until it has brought a token, so that whoever is at
+    /// fault is found and nobody else pays.
+    pub alone: bool,
+    /// Prefetches that were started for it, and whether one was cut: then it goes on with what is there.
+    pub prefetches: u32,
+    pub prefetch_cut: bool,
     pub sources_told: bool,
     pub preemptions: u32,
 }
@@ -131,6 +137,9 @@ impl Request {
             ending: None,
             loads_failed: false,
             step_failures: 0,
+            alone: false,
+            prefetches: 0,
+            prefetch_cut: false,
             sources_told: false,
             preemptions: 0,
         }
