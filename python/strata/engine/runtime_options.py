@@ -39,7 +39,8 @@ class PoolSizes:
                 f"{format_size(page_bytes)}; give at least {format_size(2 * page_bytes)}, or a smaller --page-size"
             )
         host_page = -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
-        threads = cache.copy_threads or min(2, usable_cores())
+        # Copies run beside the model: on two cores a second copy thread takes more from it than it brings.
+        threads = cache.copy_threads or min(2, max(1, usable_cores() // 2))
         return cls(token_bytes, page_bytes, device_pages, cache.host_memory // host_page, threads)
 
 

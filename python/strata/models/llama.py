@@ -91,8 +91,8 @@ class CausalLM:
         self.dtype = embedding.dtype
         self.device = embedding.device
         self.vocabulary = (
-            embedding if config.tie_word_embeddings else weights.get("lm_head.weight")
-        ).t().contiguous()
+            (embedding if config.tie_word_embeddings else weights.get("lm_head.weight")).t().contiguous()
+        )
         self._embedding = None if config.tie_word_embeddings else embedding
         self.layers = [_load_layer(config, weights, index) for index in range(config.layers)]
         self.final_norm = weights.get("model.norm.weight")
