@@ -148,7 +148,8 @@ class EngineProtocol(Protocol):
         idle, when the proof is the strictest: nothing may be pinned or reserved."""
 
     def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
-        """Forgets every page that no request uses, in all tiers. Returns pages dropped by tier."""
+        """Forgets every page of this model that no request uses, in all tiers. Returns pages dropped by tier; raises
+        StorageError if records on disk could not be cleared."""
 
     def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
         """Empties the given tiers downward. Returns pages moved and dropped, e.g. `{"device_moved": 250, ...}`."""

@@ -93,7 +93,8 @@ class Engine:
         self._stopping = threading.Event()
         self._warm = threading.Event()
         self._draining = False
-        self._shutdown_report: dict[str, int] | None = None
+        self._shutdown_report: dict[str, int] = {}
+        self._shut_down = threading.Event()
         self._thread = threading.Thread(target=self._run, name="strata-engine", daemon=True)
         self._thread.start()
         # Bounded: a machine that slow serves anyway, only its first answer is late.
@@ -153,6 +154,8 @@ class Engine:
             raise RequestError(
                 f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}"
             )
+        if not all(isinstance(stop, str) for stop in sampling.stop):
+            raise RequestError(f"stop must be a list of texts, got {sampling.stop!r}")
         if not isinstance(request.priority, int) or abs(request.priority) > _HIGHEST_PRIORITY:
             raise RequestError(
                 f"priority must be a whole number from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}, "
@@ -265,7 +268,13 @@ class Engine:
             sequence = self._sequences.get(number)
             if sequence is None:
                 continue
-            text, reason = sequence.take(token)
+            try:
+                text, reason = sequence.take(token)
+            except Exception as error:  # noqa: BLE001 - one answer's text must not end the others
+                _log.exception("request %d cannot be turned into text", number)
+                self._give_up(number, StrataError(f"the answer cannot be turned into text: {error}"))
+                finished.add(number)
+                continue
             usage = sequence.usage(self._prefill_rate) if reason else None
             chunks.append((sequence, Chunk(text, (token,), reason, usage)))
             if reason is not None:
@@ -290,11 +299,14 @@ class Engine:
                 sequence.stream.put(chunk)
 
     def _refuse(self, refusal: Refusal) -> None:
+        kinds = {"invalid": RequestError, "busy": CapacityError}
+        self._give_up(refusal.request, kinds.get(refusal.kind, StorageError)(refusal.reason))
+
+    def _give_up(self, number: int, error: StrataError) -> None:
         with self._lock:
-            sequence = self._sequences.pop(refusal.request, None)
+            sequence = self._sequences.pop(number, None)
         if sequence is not None:
-            kinds = {"invalid": RequestError, "busy": CapacityError}
-            sequence.stream.put(kinds.get(refusal.kind, StorageError)(refusal.reason))
+            sequence.stream.put(error)
 
     def _end_all(self, reason: str) -> None:
         with self._lock:
@@ -374,8 +386,15 @@ class Engine:
     # --- maintenance ------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 60.0) -> dict[str, int]:
-        """Forgets every page that no request uses, in all tiers. Returns pages dropped by tier."""
-        return self._runtime.flush(self._enabled(TIERS), timeout_s)
+        """Forgets every page of this model that no request uses, in all tiers. Returns pages dropped by tier. Raises
+        StorageError if records on disk could not be cleared."""
+        report = self._runtime.flush(self._enabled(TIERS), timeout_s)
+        if report["not_erased"]:
+            raise StorageError(
+                f"records in {self.config.cache.disk_path} could not be cleared and may be found again after a "
+                "restart: see the disk's state under /health, then flush again"
+            )
+        return report
 
     def demote(self, tiers: SequenceOf[str], timeout_s: float = 60.0) -> dict[str, int]:
         """Empties the given tiers downward. Returns pages moved and dropped by tier."""
@@ -396,25 +415,35 @@ class Engine:
         """Ends: finishes running requests within `drain_s` seconds, moves pages to disk within `demote_s`, syncs.
         Idempotent; the second call returns the first one's report."""
         with self._lock:
-            if self._shutdown_report is not None:
-                return self._shutdown_report
-            self._draining = True
-            self._shutdown_report = {}
-        deadline = time.monotonic() + drain_s
-        while self._sequences and self._is_alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for number in list(self._sequences):
-            self._abort(number)
-        report: dict[str, int] = {}
+            first, self._draining = not self._draining, True
+        if not first:
+            self._shut_down.wait(drain_s + demote_s + 2 * _JOIN_S)
+            return self._shutdown_report
         try:
-            if self._is_alive() and "disk" in self._enabled(TIERS) and demote_s > 0:
-                report = self._runtime.demote(["device", "host"], demote_s)
+            deadline = time.monotonic() + drain_s
+            while self._sequences and self._is_alive() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            for number in list(self._sequences):
+                self._abort(number)
+            if self._is_alive() and "disk" in self._enabled(TIERS):
+                self._shutdown_report = self._move_to_disk(demote_s)
         finally:
             self._stopping.set()
             self._thread.join(timeout=_JOIN_S)
             self._runtime.close()
-        self._shutdown_report = report
-        return report
+            self._shut_down.set()
+        return self._shutdown_report
+
+    def _move_to_disk(self, limit_s: float) -> dict[str, int]:
+        """Moves what is above the disk down, in as many passes through host memory as that takes."""
+        deadline = time.monotonic() + limit_s
+        total: dict[str, int] = {}
+        while (left := deadline - time.monotonic()) > 0:
+            done = self._runtime.demote(["device", "host"], left)
+            total = {name: total.get(name, 0) + count for name, count in done.items()}
+            if not done["device_kept"] or not done["device_moved"] + done["host_moved"]:
+                break
+        return total
 
     def __enter__(self) -> Engine:
         return self

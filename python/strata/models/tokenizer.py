@@ -105,7 +105,10 @@ class IncrementalDetokenizer:
         stable = max(len(text) - min(unfinished, LONGEST_UNFINISHED), self._shown)
         piece = text[self._shown : stable]
         self._shown = stable
-        if not unfinished and piece:
+        if not unfinished and not piece:
+            # A special token that shows nothing; kept, a long run of them would be decoded again and again.
+            self._ids.pop()
+        elif not unfinished:
             del self._ids[: self._context_length]
             self._context_length = len(self._ids)
             self._shown = len(self._text())

@@ -82,7 +82,9 @@ impl CacheController {
     }
 
     /// Pins what is cached of the first `usable` pages, starts the loads and reserves the rest up to `total`
-    /// pages. None if the device has no room: then nothing has changed.
+    /// pages, leaving `headroom` pages for those who run already to grow into: without it a request that gave its
+    /// pages up for an older one would take them back at once. None if the device has no room: nothing has changed.
+    #[allow(clippy::too_many_arguments)]
     pub fn admit(
         &mut self,
         request: RequestId,
@@ -91,6 +93,7 @@ impl CacheController {
         usable: u32,
         total: u32,
         allow_loads: bool,
+        headroom: u32,
     ) -> Result<Option<Admitted>, ControlError> {
         let found = self.lookup(namespace, self.head(tokens, usable))?;
         let (mut pages, sources, runs, mut loads) = self.cut(&found, allow_loads);
@@ -98,7 +101,11 @@ impl CacheController {
         let pin = self.pin(namespace, tokens, hit, TierId::DEVICE)?;
         let to_load: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
         let mut fresh = Vec::new();
-        if !self.reserve(TierId::DEVICE, to_load + total - hit, &mut fresh)? {
+        let wanted = to_load + total - hit;
+        // What is hit counts as evictable until it is pinned, so only now can the room be measured.
+        if self.available(TierId::DEVICE) < wanted + headroom
+            || !self.reserve(TierId::DEVICE, wanted, &mut fresh)?
+        {
             self.unpin(pin)?;
             return Ok(None);
         }

@@ -4,7 +4,7 @@ use crate::controller::{CacheController, Plan};
 use crate::ControlError;
 use std::collections::HashSet;
 use std::sync::Arc;
-use strata_radix::{Direction, Evicted};
+use strata_radix::{Direction, Evicted, Pin};
 use strata_types::{Namespace, PageId, PageMove, PageRecord, TierId, Token, TransferId, TransferKind};
 
 /// What emptying a tier did.
@@ -12,8 +12,8 @@ use strata_types::{Namespace, PageId, PageMove, PageRecord, TierId, Token, Trans
 pub struct Emptied {
     /// Pages that left the tier.
     pub pages: u32,
-    /// Of those, the pages that were held nowhere else and are forgotten.
-    pub forgotten: u32,
+    /// Pages that stay because the tier below does not hold them, or something uses them.
+    pub kept: u32,
 }
 
 /// The transfer that moves pages from a tier to the one below.
@@ -76,16 +76,37 @@ impl CacheController {
         Ok(started.iter().filter_map(|id| self.transfers.get(*id)).map(|transfer| transfer.moves.len()).sum())
     }
 
-    /// Drops every page of a tier that nothing uses. On disk the records are cleared too.
+    /// Drops every page of a tier that nothing uses. On disk every record is cleared, those that no page matches any
+    /// more too: they would be found again after a restart.
     pub fn empty(&mut self, tier: TierId) -> Result<Emptied, ControlError> {
         let gone = self.tree.clear(self.config.group, tier)?;
         let pages = gone.iter().filter(|copy| copy.tier == tier).count() as u32;
-        let forgotten = gone.len() as u32 - pages;
         let (disk, others): (Vec<Evicted>, Vec<Evicted>) =
             gone.into_iter().partition(|copy| copy.tier == TierId::DISK && !copy.in_use);
         self.take_back(&others)?;
-        self.erase(disk.iter().map(|copy| copy.slot))?;
-        Ok(Emptied { pages, forgotten })
+        let mut records: Vec<PageId> = disk.iter().map(|copy| copy.slot).collect();
+        if tier == TierId::DISK {
+            self.take_back(&disk)?;
+            records.clear();
+            let pool = &mut self.pools[TierId::DISK.index()];
+            pool.reserve(pool.free_pages(), &mut records);
+        }
+        self.erase(records.into_iter())?;
+        Ok(Emptied { pages, kept: self.tier_stats(tier).resident })
+    }
+
+    /// Drops the pages of a tier that the tier below holds too and nothing uses. The others stay.
+    pub fn empty_downward(&mut self, tier: TierId) -> Result<Emptied, ControlError> {
+        let Some(below) = self.config.below(tier) else { return Ok(Emptied::default()) };
+        let missing = self.tree.missing_in(self.config.group, tier, below, Direction::Hottest, usize::MAX)?;
+        // Pins keep their whole paths: a page that stays needs the pages before it.
+        let pins: Vec<Pin> =
+            missing.iter().map(|run| self.tree.pin(run.handle, tier)).collect::<Result<_, _>>()?;
+        let emptied = self.empty(tier);
+        for pin in pins {
+            self.unpin(pin)?;
+        }
+        emptied
     }
 
     /// Clears records that have left the tree; they are in quarantine until the store has done so.

@@ -152,7 +152,8 @@ impl CacheController {
         let group = self.config.group;
         let tokens = &transfer.tokens;
         let gone = self.tree.remove(&transfer.namespace, group, tokens, TierId::DISK, bad..bad + 1)?;
-        self.take_back(&gone)
+        self.take_back(&gone)?;
+        self.settle_in_use()
     }
 
     fn after(

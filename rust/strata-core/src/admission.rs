@@ -20,7 +20,9 @@ impl Core {
         let total = request.tokens.len().div_ceil(page_size) as u32;
         let allow_loads = !request.loads_failed;
         let tokens = &request.tokens;
-        let admitted = self.control.admit(id, &request.namespace, tokens, usable, total, allow_loads)?;
+        let headroom = self.running.len() as u32;
+        let admitted =
+            self.control.admit(id, &request.namespace, tokens, usable, total, allow_loads, headroom)?;
         let Some(admitted) = admitted else { return Ok(false) };
         let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
         let sources = sources(request, &admitted.sources, page_size);

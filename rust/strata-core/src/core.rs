@@ -227,7 +227,8 @@ impl Core {
             match why {
                 StepFailure::Step if failed.rows.len() > 1 => request.alone = true,
                 StepFailure::Step => request.step_failures += 1,
-                StepFailure::Load => {}
+                // The engine may report before the Mover does; the Mover then finds the request gone.
+                StepFailure::Load => request.loads_failed |= request.load_has_failed(),
                 // Loading again would be late again: without this a slow link could hold a request for ever.
                 StepFailure::LateLoad => request.loads_failed |= request.is_loading(),
             }

@@ -8,7 +8,9 @@ use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure};
 use crate::request::NewRequest;
 use crate::stats::CoreStats;
 use crate::CoreError;
-use crossbeam_channel::{bounded, select, Receiver, RecvTimeoutError, Sender, TrySendError};
+use crossbeam_channel::{
+    bounded, select, Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -104,6 +106,14 @@ impl DriverHandle {
         })
     }
 
+    /// As `send`, but waits for room: the engine's reports and aborts must not be lost.
+    fn send_surely(&self, command: Command) -> Result<(), DriverError> {
+        self.commands.send_timeout(command, ANSWER).map_err(|error| match error {
+            SendTimeoutError::Timeout(_) => DriverError::NoAnswer(ANSWER),
+            SendTimeoutError::Disconnected(_) => self.stopped(),
+        })
+    }
+
     fn ask<T>(&self, limit: Duration, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, DriverError> {
         let (reply, answer) = bounded(1);
         self.send(command(reply))?;
@@ -120,17 +130,17 @@ impl DriverHandle {
 
     /// Gives a request up.
     pub fn abort(&self, request: RequestId) -> Result<(), DriverError> {
-        self.send(Command::Aborted(request))
+        self.send_surely(Command::Aborted(request))
     }
 
     /// Reports a plan as carried out.
     pub fn plan_done(&self, plan: PlanId, results: Vec<RowResult>) -> Result<(), DriverError> {
-        self.send(Command::PlanDone(plan, results))
+        self.send_surely(Command::PlanDone(plan, results))
     }
 
     /// Reports a plan as failed.
     pub fn plan_failed(&self, plan: PlanId, why: StepFailure) -> Result<(), DriverError> {
-        self.send(Command::PlanFailed(plan, why))
+        self.send_surely(Command::PlanFailed(plan, why))
     }
 
     /// The next thing to do, or none within the limit.
@@ -325,9 +335,7 @@ impl Loop {
 
     fn carry_out(&mut self) -> Result<(), CoreError> {
         loop {
-            for transfer in std::mem::take(&mut self.refused_by_mover) {
-                self.submit(transfer)?;
-            }
+            self.submit_again()?;
             let actions = self.core.take_actions();
             if actions.is_empty() {
                 break;
@@ -350,6 +358,24 @@ impl Loop {
                 }
                 // Nobody computes any more; Core goes on serving stats and shutdown.
                 Err(TrySendError::Disconnected(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Offers waiting transfers to their Movers again; one that is still full is not asked twice.
+    fn submit_again(&mut self) -> Result<(), CoreError> {
+        let mut full = Vec::new();
+        for transfer in std::mem::take(&mut self.refused_by_mover) {
+            let kind = transfer.kind;
+            if full.contains(&kind) {
+                self.refused_by_mover.push_back(transfer);
+                continue;
+            }
+            let waiting = self.refused_by_mover.len();
+            self.submit(transfer)?;
+            if self.refused_by_mover.len() > waiting {
+                full.push(kind);
             }
         }
         Ok(())

@@ -11,8 +11,10 @@ use strata_types::{TierId, Time, TransferKind};
 pub struct MaintenanceReport {
     /// Pages that were copied to the tier below on the way.
     pub moved: [usize; 3],
-    /// Pages that left each tier, and how many of them no other tier holds.
+    /// Pages that left each tier, and that stayed.
     pub emptied: [Emptied; 3],
+    /// Groups of records on disk that could not be cleared: what they hold may be found after a restart.
+    pub not_erased: u64,
     /// The deadline came first: what was not moved down in time stayed where it was.
     pub timed_out: bool,
 }
@@ -26,6 +28,8 @@ pub(crate) struct Maintenance {
     keep: bool,
     pushed: bool,
     pub deadline: Time,
+    /// Failures to erase before this job.
+    failures_before: u64,
     report: MaintenanceReport,
     reply: Sender<MaintenanceReport>,
 }
@@ -55,7 +59,13 @@ impl Core {
             tiers.reverse();
         }
         let report = MaintenanceReport::default();
-        self.maintenance.push_back(Maintenance { tiers, keep, pushed: false, deadline, report, reply });
+        let failures_before = self.failed_erasures();
+        let work = Maintenance { tiers, keep, pushed: false, deadline, failures_before, report, reply };
+        self.maintenance.push_back(work);
+    }
+
+    fn failed_erasures(&self) -> u64 {
+        self.control.stats().edge(TransferKind::Erase).failed
     }
 
     /// Takes the oldest job as far as it goes now.
@@ -102,7 +112,10 @@ impl Core {
                 work.report.timed_out = true;
                 return Ok(true);
             }
-            work.report.emptied[tier.index()] = self.control.empty(tier)?;
+            work.report.emptied[tier.index()] = match work.keep {
+                true => self.control.empty_downward(tier)?,
+                false => self.control.empty(tier)?,
+            };
             work.pushed = false;
             work.tiers.remove(0);
         }
@@ -111,6 +124,7 @@ impl Core {
         let erasing = self.control.transfers_of(TransferKind::Erase) > 0;
         let late = now >= work.deadline;
         work.report.timed_out |= erasing && late;
+        work.report.not_erased = self.failed_erasures() - work.failures_before;
         Ok(!erasing || late)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 use strata_radix::Pin;
-use strata_types::{LoadTicket, Namespace, PageId, RequestId, Time, Token, TransferId};
+use strata_types::{LoadTicket, Namespace, PageId, RequestId, TicketState, Time, Token, TransferId};
 
 /// A request as it arrives.
 #[derive(Clone, Debug)]
@@ -162,6 +162,12 @@ impl Request {
     /// Whether it reads pages that are still on their way.
     pub fn is_loading(&self) -> bool {
         self.running().is_some_and(|running| running.tickets.iter().any(|ticket| !ticket.is_complete()))
+    }
+
+    /// Whether a load under it has failed.
+    pub fn load_has_failed(&self) -> bool {
+        let failed = |ticket: &Arc<LoadTicket>| ticket.state() == TicketState::Failed;
+        self.running().is_some_and(|running| running.tickets.iter().any(failed))
     }
 
     /// Tokens known or due from outstanding plans.

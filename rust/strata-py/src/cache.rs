@@ -1,6 +1,7 @@
 //! `PageCache`: the device tier alone, for engines that own their pages and their loop.
 
 use crate::error::{Failure, Outcome};
+use crate::gate::released_if_many;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,10 +52,13 @@ impl PageCache {
 
     /// Finds and pins the longest cached prefix of whole pages of `tokens` (uint32, contiguous).
     #[pyo3(signature = (tokens, *, salt = ""))]
-    fn pin(&self, tokens: PyReadonlyArray1<'_, u32>, salt: &str) -> PyResult<PinnedPages> {
+    fn pin(&self, py: Python<'_>, tokens: PyReadonlyArray1<'_, u32>, salt: &str) -> PyResult<PinnedPages> {
+        let tokens = tokens.as_slice()?;
         let mut pages = Vec::new();
         let namespace = Namespace::new(salt, "");
-        let pin = locked(&self.cache).match_into(&namespace, tokens.as_slice()?, &mut pages);
+        let pin = released_if_many(py, tokens.len(), || {
+            locked(&self.cache).match_into(&namespace, tokens, &mut pages)
+        });
         let pin = Mutex::new(Some(pin.map_err(Failure::from)?));
         let pages = to_numbers(pages);
         Ok(PinnedPages { cache: Arc::clone(&self.cache), pin, pages, page_size: self.page_size })
@@ -68,12 +72,15 @@ impl PageCache {
         tokens: PyReadonlyArray1<'py, u32>,
         salt: &str,
     ) -> PyResult<Bound<'py, PyArray1<u32>>> {
-        let mut pages = Vec::with_capacity(tokens.len()? / self.page_size as usize);
+        let tokens = tokens.as_slice()?;
+        let mut pages = Vec::with_capacity(tokens.len() / self.page_size as usize);
         let namespace = if salt.is_empty() { *default_namespace() } else { Namespace::new(salt, "") };
-        let mut cache = locked(&self.cache);
-        let pin = cache.match_into(&namespace, tokens.as_slice()?, &mut pages).map_err(Failure::from)?;
-        cache.unpin(pin).map_err(Failure::from)?;
-        drop(cache);
+        released_if_many(py, tokens.len(), || {
+            let mut cache = locked(&self.cache);
+            let pin = cache.match_into(&namespace, tokens, &mut pages)?;
+            cache.unpin(pin)
+        })
+        .map_err(Failure::from)?;
         Ok(PyArray1::from_vec(py, to_numbers(pages)))
     }
 
@@ -97,6 +104,7 @@ impl PageCache {
     #[pyo3(signature = (tokens, pages, from_page = 0, *, salt = ""))]
     fn commit(
         &self,
+        py: Python<'_>,
         tokens: PyReadonlyArray1<'_, u32>,
         pages: PyReadonlyArray1<'_, u32>,
         from_page: u32,
@@ -104,7 +112,10 @@ impl PageCache {
     ) -> PyResult<Vec<u32>> {
         let namespace = Namespace::new(salt, "");
         let slots = to_pages(pages.as_slice()?);
-        let refused = locked(&self.cache).commit(&namespace, tokens.as_slice()?, &slots, from_page);
+        let tokens = tokens.as_slice()?;
+        let refused = released_if_many(py, tokens.len(), || {
+            locked(&self.cache).commit(&namespace, tokens, &slots, from_page)
+        });
         Ok(to_numbers(refused.map_err(Failure::from)?))
     }
 

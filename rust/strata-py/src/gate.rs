@@ -2,6 +2,18 @@
 
 use pyo3::prelude::*;
 
+/// Tokens above which a call on the tree takes longer than letting go of the lock costs.
+const MANY_TOKENS: usize = 8192;
+
+/// Runs work on this many tokens, without the lock if they are many.
+pub fn released_if_many<T: Send>(py: Python<'_>, tokens: usize, work: impl Send + FnOnce() -> T) -> T {
+    if tokens > MANY_TOKENS {
+        released(py, work)
+    } else {
+        work()
+    }
+}
+
 /// Runs `work` without the lock.
 pub fn released<T: Send>(py: Python<'_>, work: impl Send + FnOnce() -> T) -> T {
     py.detach(work)

@@ -80,7 +80,10 @@ fn open_disk(
             found: recovered.records.into_iter().map(|found| (found.page, found.record)).collect(),
             off_reason: None,
         }),
-        Err(error @ DiskError::Locked { .. }) => off(&error.to_string()),
+        // A root that another owns, or a disk that does not answer, costs the tier and not the server.
+        Err(error @ (DiskError::Locked { .. } | DiskError::Io { .. } | DiskError::Deadline { .. })) => {
+            off(&error.to_string())
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -181,11 +184,15 @@ fn tiers(names: &[String]) -> Outcome<Vec<TierId>> {
 }
 
 fn report(done: MaintenanceReport) -> BTreeMap<String, u64> {
-    let mut flat = BTreeMap::from([("timed_out".to_string(), u64::from(done.timed_out))]);
+    let mut flat = BTreeMap::from([
+        ("timed_out".to_string(), u64::from(done.timed_out)),
+        ("not_erased".to_string(), done.not_erased),
+    ]);
     for (index, emptied) in done.emptied.iter().enumerate() {
         let name = TierId(index as u8).name();
         flat.insert(format!("{name}_moved"), done.moved[index] as u64);
         flat.insert(format!("{name}_dropped"), u64::from(emptied.pages));
+        flat.insert(format!("{name}_kept"), u64::from(emptied.kept));
     }
     flat
 }
@@ -229,8 +236,8 @@ impl Runtime {
     }
 
     /// Gives a request up. Unknown and finished requests are ignored.
-    fn abort(&self, request: u64) -> Outcome<()> {
-        Ok(self.handle.abort(RequestId(request))?)
+    fn abort(&self, py: Python<'_>, request: u64) -> Outcome<()> {
+        Ok(released(py, || self.handle.abort(RequestId(request)))?)
     }
 
     /// The next Plan or Refusal, or None within `timeout_s` seconds. Raises StrataError once the core has stopped.
@@ -246,22 +253,28 @@ impl Runtime {
 
     /// Reports a plan as carried out: for each row the sampled token (None where none was asked for), and whether
     /// the engine saw an end.
-    fn plan_done(&self, plan: u64, tokens: Vec<Option<u32>>, finished: Vec<bool>) -> Outcome<()> {
+    fn plan_done(
+        &self,
+        py: Python<'_>,
+        plan: u64,
+        tokens: Vec<Option<u32>>,
+        finished: Vec<bool>,
+    ) -> Outcome<()> {
         let rows = tokens.into_iter().zip(finished);
         let results = rows.map(|(token, finished)| RowResult { token, finished }).collect();
-        Ok(self.handle.plan_done(PlanId(plan), results)?)
+        Ok(released(py, || self.handle.plan_done(PlanId(plan), results))?)
     }
 
     /// Reports a plan as failed: `why` is `step` (it went wrong itself), `load` (a load under it failed) or
     /// `late load` (a load took too long; its requests are computed instead).
-    fn plan_failed(&self, plan: u64, why: &str) -> Outcome<()> {
+    fn plan_failed(&self, py: Python<'_>, plan: u64, why: &str) -> Outcome<()> {
         let why = match why {
             "step" => StepFailure::Step,
             "load" => StepFailure::Load,
             "late load" => StepFailure::LateLoad,
             other => return Err(Failure::Request(format!("there is no step failure {other:?}"))),
         };
-        Ok(self.handle.plan_failed(PlanId(plan), why)?)
+        Ok(released(py, || self.handle.plan_failed(PlanId(plan), why))?)
     }
 
     /// Forgets every page that nothing uses in these tiers. Returns pages dropped by tier.
