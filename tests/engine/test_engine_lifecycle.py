@@ -319,3 +319,43 @@ def test_priority_goes_first_however_long_the_queue(make_engine: MakeEngine) -> 
 def test_a_device_of_one_page_is_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(ConfigError, match="device-memory"):
         make_engine(sizes=Sizes(device=1))
+
+
+class BrokenDetokenizer:
+    """Fails at the third token."""
+
+    def __init__(self) -> None:
+        self.pushed = 0
+
+    def push(self, token_id: int) -> str:
+        self.pushed += 1
+        if self.pushed == 3:
+            raise ValueError("a text that fails for a test")
+        return "x"
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_an_answer_without_text_ends_alone(make_engine: MakeEngine, served: ServedModel) -> None:
+    engine = make_engine()
+    broken, good = submit(engine, PROMPT, 12), submit(engine, [5, *PROMPT], 12)
+    engine._sequences[broken.request_id].text._detokenizer = BrokenDetokenizer()
+    with pytest.raises(StrataError, match="cannot be turned into text"):
+        read(broken)
+    assert_exact(served.model, [5, *PROMPT], read(good))
+    wait_idle(engine)
+    assert engine.health().ok
+
+
+def test_a_second_shutdown_waits_for_the_first(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    ask(engine, PROMPT)
+    reports: list[dict[str, int]] = []
+    threads = [threading.Thread(target=lambda: reports.append(engine.shutdown(5.0, 5.0))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(reports) == 3
+    assert reports[0] == reports[1] == reports[2] != {}

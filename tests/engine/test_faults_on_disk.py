@@ -250,3 +250,41 @@ def test_a_flush_leaves_nothing_for_the_next_start(make_engine: MakeEngine) -> N
     engine.shutdown(drain_s=1.0, demote_s=0.0)
     again = make_engine(sizes=Sizes(device=40, host=24, disk_bytes=192 << 10))
     assert again._runtime.recovered == (0, 0)
+
+
+def test_a_flush_clears_records_that_no_page_matches_any_more(
+    make_engine: MakeEngine, served: ServedModel, tmp_path: Path
+) -> None:
+    """Below a corrupt record lie whole ones that left the tree with it; they hold users' tokens all the same."""
+    before = fill(make_engine)
+    flip(segments(tmp_path / "kv", "kv")[0], payload_offsets(segments(tmp_path / "kv", "kv")[0])[0])
+    engine, _ = ask_again(make_engine, served, before)
+    assert engine.stats()["corrupt_records"] == 1
+    assert engine.flush(30.0)["not_erased"] == 0
+    engine.shutdown(drain_s=5.0, demote_s=0.0)
+    assert make_engine()._runtime.recovered == (0, 0)
+
+
+def test_demote_keeps_what_the_tier_below_has_no_room_for(make_engine: MakeEngine) -> None:
+    engine = make_engine(sizes=Sizes(host=4, disk_bytes=0))
+    before = [ask(engine, prompt) for prompt in PROMPTS]
+    wait_idle(engine)
+    report = engine.demote(["device"], 30.0)
+    assert report["device_dropped"] <= 4
+    assert report["device_kept"] == engine.stats()["device_resident_pages"] >= 50
+    assert [ask(engine, prompt).tokens for prompt in PROMPTS] == [answer.tokens for answer in before]
+    assert engine.stats()["prompt_tokens_device"] >= 200
+
+
+def test_shutdown_brings_everything_through_a_small_host(
+    make_engine: MakeEngine, served: ServedModel
+) -> None:
+    settings = {"sizes": Sizes(host=8), "write_policy": "selective", "selective_accesses": 50}
+    engine = make_engine(**settings)
+    before = [ask(engine, prompt) for prompt in PROMPTS]
+    wait_idle(engine)
+    assert engine.stats()["disk_resident_pages"] == 0
+    engine.shutdown(drain_s=5.0, demote_s=30.0)
+    again = make_engine(**settings)
+    assert again._runtime.recovered[0] == len(PROMPTS) * 13
+    assert [ask(again, prompt).tokens for prompt in PROMPTS] == [answer.tokens for answer in before]

@@ -70,6 +70,8 @@ struct Machine {
     done: HashMap<RequestId, Vec<Token>>,
     refused: HashMap<RequestId, RefusalKind>,
     noise: u64,
+    /// No token ends an answer.
+    endless: bool,
 }
 
 impl Machine {
@@ -116,6 +118,7 @@ impl Machine {
             done: HashMap::new(),
             refused: HashMap::new(),
             noise,
+            endless: false,
         }
     }
 
@@ -250,7 +253,7 @@ impl Machine {
                 if let Some(stream) = self.streams.get_mut(&row.request) {
                     let prompt = PROMPTS.with(|prompts| prompts.borrow()[&row.request].clone());
                     stream.push(token);
-                    result.finished = token == END;
+                    result.finished = token == END && !self.endless;
                     if result.finished || stream.len() >= prompt.1 {
                         let stream = self.streams.remove(&row.request).unwrap();
                         self.done.insert(row.request, stream);
@@ -516,4 +519,36 @@ fn a_late_load_is_not_tried_again() {
     let loads = *machine.core.stats().control.edge(TransferKind::Load);
     assert_eq!((loads.started, loads.cancelled), (1, 1));
     machine.core.check().unwrap();
+}
+
+/// Two requests that do not fit together: the younger gives way and stays away until there is room to grow.
+#[test]
+fn a_preempted_request_does_not_take_its_pages_back_at_once() {
+    let setup = Setup {
+        page_size: 16,
+        pages: [10, 0, 0],
+        selective: 1,
+        outstanding: 2,
+        batch_tokens: 64,
+        fault_percent: 0,
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 3);
+    for number in 1..=2u32 {
+        let id = RequestId(u64::from(number));
+        // The younger is in the middle of a page whenever the older needs one.
+        let prompt: Vec<Token> =
+            (0..56 - 8 * number).map(|index| (index * number + number) % VOCABULARY).collect();
+        PROMPTS.with(|prompts| prompts.borrow_mut().insert(id, (prompt.clone(), 90)));
+        machine.streams.insert(id, Vec::new());
+        let namespace = Namespace::new("", "");
+        let new = NewRequest { id, namespace, prompt, max_new_tokens: 90, priority: 0 };
+        machine.core.arrived(machine.now, new).unwrap();
+    }
+    machine.endless = true;
+    machine.settle();
+    machine.drain();
+    let stats = machine.core.stats();
+    assert_eq!(stats.finished, 2);
+    assert!((1..=2).contains(&stats.preemptions), "{} preemptions", stats.preemptions);
 }
