@@ -93,9 +93,9 @@ class CausalLM:
         self.vocabulary = (
             (embedding if config.tie_word_embeddings else weights.get("lm_head.weight")).t().contiguous()
         )
-        self._embedding = None if config.tie_word_embeddings else embedding
+        self._embedding = None if config.tie_word_embeddings else embedding.clone()
         self.layers = [_load_layer(config, weights, index) for index in range(config.layers)]
-        self.final_norm = weights.get("model.norm.weight")
+        self.final_norm = weights.get("model.norm.weight").clone()
         self._scale = 1.0 / math.sqrt(config.head_dim)
         rope_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._rope_frequencies = config.rope_frequencies(rope_dtype).to(self.device)
@@ -197,10 +197,11 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         return Linear(weight, bias)
 
     return Layer(
-        attention_norm=weights.get(f"{prefix}.input_layernorm.weight"),
+        # Cloned, like everything that is kept: one view would keep the whole weight file mapped and counted.
+        attention_norm=weights.get(f"{prefix}.input_layernorm.weight").clone(),
         query_key_value=linear("self_attn", ("q_proj", "k_proj", "v_proj"), config.attention_bias),
         attention_output=linear("self_attn", ("o_proj",), config.attention_bias),
-        mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight"),
+        mlp_norm=weights.get(f"{prefix}.post_attention_layernorm.weight").clone(),
         gate_up=linear("mlp", ("gate_proj", "up_proj"), config.mlp_bias),
         down=linear("mlp", ("down_proj",), config.mlp_bias),
     )
