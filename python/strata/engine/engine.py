@@ -441,7 +441,8 @@ class Engine:
         while (left := deadline - time.monotonic()) > 0:
             done = self._runtime.demote(["device", "host"], left)
             total = {name: total.get(name, 0) + count for name, count in done.items()}
-            if not done["device_kept"] or not done["device_moved"] + done["host_moved"]:
+            kept, moved = (done[f"device_{what}"] + done[f"host_{what}"] for what in ("kept", "moved"))
+            if not kept or not moved:
                 break
         return total
 

@@ -61,13 +61,14 @@ impl CacheController {
             .collect()
     }
 
-    /// Starts to copy everything that only this tier holds to the tier below, the hottest first, as far as the
-    /// tier below has room. Returns the number of pages on their way.
+    /// Starts to copy what the tier below does not hold to it, as much as it can hold: the coldest pages first, since
+    /// only the ends of sequences can leave a tier, and since what is copied last stays longest below. Returns the
+    /// number of pages on their way.
     pub fn push_down(&mut self, tier: TierId) -> Result<usize, ControlError> {
         let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(0) };
         let limit = self.pools[below.index()].capacity() as usize;
         let group = self.config.group;
-        let missing = self.tree.missing_in(group, tier, below, Direction::Hottest, limit)?;
+        let missing = self.tree.missing_in(group, tier, below, Direction::Coldest, limit)?;
         let mut started: HashSet<TransferId> = HashSet::new();
         for run in missing {
             let pages = self.not_moving(kind, run.start_page, &run.slots);
