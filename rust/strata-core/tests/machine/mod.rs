@@ -1,0 +1,303 @@
+//! A machine made of plain vectors for Core to drive. A page's "KV" at a position is the hash of all tokens up to it,
+//! so any page that is reused too early, loaded to the wrong place or matched before it is whole shows as a wrong hash
+//! under some row.
+#![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+use strata_control::{ControlAction, ControlConfig, Selective, Through, WritePolicy};
+use strata_core::{Action, Core, CoreConfig, NewRequest, Plan, RefusalKind, RowResult, StepFailure};
+use strata_sched::{FirstComeFirstServed, Limits};
+use strata_types::{
+    GroupId, Namespace, RequestId, ShardId, Time, Token, TransferCompletion, TransferDescriptor,
+    TransferError, TransferKind,
+};
+
+pub const VOCABULARY: u32 = 11;
+pub const END: Token = 7;
+
+pub fn hash(previous: u64, token: Token) -> u64 {
+    (previous ^ u64::from(token).wrapping_add(0x9e37_79b9))
+        .wrapping_mul(0x0000_0100_0000_01b3)
+        .rotate_left(17)
+}
+
+pub fn sample(state: u64) -> Token {
+    ((state >> 13) % u64::from(VOCABULARY)) as Token
+}
+
+/// What the request must answer, computed without any cache.
+pub fn oracle(prompt: &[Token], max_new: usize) -> Vec<Token> {
+    let mut state = prompt.iter().fold(1, |state, token| hash(state, *token));
+    let mut answer = Vec::new();
+    while answer.len() < max_new {
+        let token = sample(state);
+        answer.push(token);
+        if token == END {
+            break;
+        }
+        state = hash(state, token);
+    }
+    answer
+}
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub page_size: usize,
+    pub pages: [u32; 3],
+    pub selective: u32,
+    pub outstanding: usize,
+    pub batch_tokens: u32,
+    pub fault_percent: u8,
+}
+
+pub struct Machine {
+    pub core: Core,
+    pub setup: Setup,
+    pub memory: [Vec<Vec<u64>>; 3],
+    pub transfers: VecDeque<TransferDescriptor>,
+    pub plans: VecDeque<Plan>,
+    pub epoch: u64,
+    pub now: Time,
+    pub streams: HashMap<RequestId, Vec<Token>>,
+    pub last: HashMap<RequestId, Token>,
+    pub done: HashMap<RequestId, Vec<Token>>,
+    pub refused: HashMap<RequestId, RefusalKind>,
+    pub noise: u64,
+    /// No token ends an answer.
+    pub endless: bool,
+}
+
+impl Machine {
+    pub fn new(setup: Setup, noise: u64) -> Machine {
+        let policy = |n| -> Box<dyn WritePolicy> {
+            if n <= 1 {
+                Box::new(Through)
+            } else {
+                Box::new(Selective { accesses: n })
+            }
+        };
+        let control = ControlConfig {
+            page_size: setup.page_size as u32,
+            group: GroupId(0),
+            layers: 2,
+            page_bytes: 64,
+            pages: setup.pages,
+            device_shards: 1,
+            backup: policy(setup.selective),
+            spill: policy(setup.selective),
+            transfer_pages: 3,
+            ghost_pages: 50,
+        };
+        let core = Core::new(CoreConfig {
+            control,
+            policy: Box::new(FirstComeFirstServed),
+            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6 },
+            outstanding_plans: setup.outstanding,
+            max_waiting: 100,
+            prefetch_timeout: Duration::from_millis(30),
+        })
+        .unwrap();
+        let memory = setup.pages.map(|pages| vec![vec![0; setup.page_size]; pages as usize]);
+        Machine {
+            core,
+            setup,
+            memory,
+            transfers: VecDeque::new(),
+            plans: VecDeque::new(),
+            epoch: 0,
+            now: Time(0),
+            streams: HashMap::new(),
+            last: HashMap::new(),
+            done: HashMap::new(),
+            refused: HashMap::new(),
+            noise,
+            endless: false,
+        }
+    }
+
+    pub fn random(&mut self, below: usize) -> usize {
+        self.noise = self.noise.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.noise >> 33) as usize % below.max(1)
+    }
+
+    pub fn settle(&mut self) {
+        self.now = self.now + Duration::from_millis(1);
+        self.core.tick(self.now).unwrap();
+        for action in self.core.take_actions() {
+            match action {
+                Action::Plan(plan) => self.plans.push_back(plan),
+                Action::Refuse(refusal) => {
+                    self.streams.remove(&refusal.request);
+                    self.refused.insert(refusal.request, refusal.kind);
+                }
+                Action::Control(ControlAction::Submit(transfer)) => self.transfers.push_back(transfer),
+                Action::Control(ControlAction::Cancel(_, id)) => {
+                    if let Some(index) = self.transfers.iter().position(|transfer| transfer.id == id) {
+                        let transfer = self.transfers.remove(index).unwrap();
+                        let whole = self.random(transfer.pages.len());
+                        self.finish(transfer, whole, Some(TransferError::Cancelled));
+                    }
+                }
+            }
+        }
+        self.core.check().unwrap();
+    }
+
+    pub fn finish(&mut self, transfer: TransferDescriptor, whole: usize, error: Option<TransferError>) {
+        let (from, to) = (transfer.kind.source().index(), transfer.kind.destination().index());
+        for (index, step) in transfer.pages.iter().enumerate() {
+            if transfer.kind == TransferKind::Erase {
+                continue;
+            }
+            let bytes = self.memory[from][step.from.0 as usize].clone();
+            // A transfer that fails may have scribbled over any part of its destination.
+            let written = if index < whole { bytes } else { vec![0xdead; self.setup.page_size] };
+            self.memory[to][step.to.0 as usize] = written;
+        }
+        if let Some(ticket) = &transfer.ticket {
+            match error {
+                None => ticket.advance(ticket.layers()),
+                Some(_) => ticket.fail(),
+            }
+        }
+        let completion = TransferCompletion {
+            id: transfer.id,
+            shard: ShardId(0),
+            pages_whole: whole,
+            error,
+            bytes: 1,
+            busy_ns: 1,
+        };
+        self.core.transfer_done(self.now, completion.clone()).unwrap();
+        if self.random(10) == 0 {
+            self.core.transfer_done(self.now, completion).unwrap();
+        }
+    }
+
+    pub fn move_one(&mut self) -> bool {
+        if self.transfers.is_empty() {
+            return false;
+        }
+        let index = self.random(self.transfers.len());
+        let transfer = self.transfers.remove(index).unwrap();
+        let pages = transfer.pages.len();
+        if self.random(100) < usize::from(self.setup.fault_percent) {
+            let whole = self.random(pages);
+            let error = match transfer.kind {
+                TransferKind::Prefetch => {
+                    TransferError::Corrupt { record: transfer.pages[whole].from, reason: "checksum".into() }
+                }
+                kind => TransferError::Io { operation: kind.name().into(), reason: "EIO".into() },
+            };
+            self.finish(transfer, whole, Some(error));
+        } else {
+            self.finish(transfer, pages, None);
+        }
+        true
+    }
+
+    /// Carries out the oldest plan as an engine would.
+    pub fn compute_one(&mut self) -> bool {
+        let Some(plan) = self.plans.pop_front() else { return false };
+        if plan.epoch < self.epoch {
+            return true;
+        }
+        let ready = plan.tickets.iter().all(|ticket| ticket.is_complete());
+        let failed = plan.tickets.iter().any(|ticket| ticket.state() == strata_types::TicketState::Failed);
+        if failed || self.random(200) < usize::from(self.setup.fault_percent) {
+            let why = [StepFailure::Load, StepFailure::LateLoad][self.random(2)];
+            self.epoch = plan.epoch + 1;
+            self.core.plan_failed(self.now, plan.id, why).unwrap();
+            return true;
+        }
+        if !ready {
+            self.plans.push_front(plan);
+            return false;
+        }
+        let size = self.setup.page_size;
+        let mut results = Vec::new();
+        for row in &plan.rows {
+            let at = |position: usize| (row.pages[position / size].0 as usize, position % size);
+            let mut tokens = row.tokens.clone();
+            if tokens.len() < row.length {
+                tokens.push(self.last[&row.request]);
+            }
+            let mut state = 1;
+            let whole: Vec<Token> = self.known(row.request);
+            for (position, token) in whole.iter().take(row.start).enumerate() {
+                state = hash(state, *token);
+                let (page, offset) = at(position);
+                assert_eq!(
+                    self.memory[0][page][offset], state,
+                    "request {} reads a wrong KV at position {position} of page {page}",
+                    row.request
+                );
+            }
+            for (index, token) in tokens.iter().enumerate() {
+                state = hash(state, *token);
+                let (page, offset) = at(row.start + index);
+                self.memory[0][page][offset] = state;
+            }
+            let mut result = RowResult::default();
+            if row.sample {
+                let token = sample(state);
+                result.token = Some(token);
+                self.last.insert(row.request, token);
+                if let Some(stream) = self.streams.get_mut(&row.request) {
+                    let prompt = PROMPTS.with(|prompts| prompts.borrow()[&row.request].clone());
+                    stream.push(token);
+                    result.finished = token == END && !self.endless;
+                    if result.finished || stream.len() >= prompt.1 {
+                        let stream = self.streams.remove(&row.request).unwrap();
+                        self.done.insert(row.request, stream);
+                    }
+                }
+            }
+            results.push(result);
+        }
+        self.core.plan_done(self.now, plan.id, &results).unwrap();
+        true
+    }
+
+    /// Lets everything end; a machine that never becomes idle is found by the caller.
+    pub fn drain(&mut self) {
+        for _ in 0..60_000 {
+            let moved = self.move_one();
+            let computed = self.compute_one();
+            self.settle();
+            if !moved && !computed && self.core.is_idle() {
+                break;
+            }
+        }
+    }
+
+    pub fn known(&self, id: RequestId) -> Vec<Token> {
+        let mut tokens = PROMPTS.with(|prompts| prompts.borrow()[&id].0.clone());
+        let stream = self.streams.get(&id).or_else(|| self.done.get(&id));
+        tokens.extend(stream.into_iter().flatten());
+        tokens
+    }
+}
+
+thread_local! {
+    pub static PROMPTS: RefCell<HashMap<RequestId, (Vec<Token>, usize)>> = RefCell::default();
+}
+
+impl Machine {
+    /// A request arrives; its answer is read from `done` once it is there.
+    pub fn arrive(
+        &mut self,
+        id: RequestId,
+        prompt: Vec<Token>,
+        max_new_tokens: usize,
+        salt: &str,
+        priority: i32,
+    ) {
+        PROMPTS.with(|prompts| prompts.borrow_mut().insert(id, (prompt.clone(), max_new_tokens)));
+        self.streams.insert(id, Vec::new());
+        let namespace = Namespace::new(salt, "");
+        self.core.arrived(self.now, NewRequest { id, namespace, prompt, max_new_tokens, priority }).unwrap();
+    }
+}
