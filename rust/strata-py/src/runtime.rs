@@ -103,7 +103,7 @@ impl Runtime {
         let arena = Arc::new(Arena::new(host_layout.total_bytes().next_multiple_of(ALIGNMENT) as usize)?);
         let region = Region::from_arena(arena);
         let (sender, receiver) = completion_queue(COMPLETIONS);
-        warm_in_background([(device.clone(), device_layout), (region.clone(), host_layout)]);
+        let warming = start_warming([(device.clone(), device_layout), (region.clone(), host_layout)]);
         let copies = Arc::new(CopyEngine::new(
             CopyConfig {
                 device,
@@ -139,6 +139,10 @@ impl Runtime {
             prefetch_timeout: options.prefetch_timeout()?,
         })?;
         let recovered_pages = core.recover(disk.found)?;
+        if let Some(warming) = warming {
+            // Done before the first request: it would take a core from it. A panic there costs only warmth.
+            let _panicked = warming.join();
+        }
         let device_mover: Arc<dyn strata_tier::Mover> = copies.clone();
         let disk_mover = disk.store.clone().map(|store| -> Arc<dyn strata_tier::Mover> { store });
         let movers = Movers { device: device_mover, disk: disk_mover };
@@ -157,16 +161,16 @@ impl Runtime {
     }
 }
 
-/// Maps the pages that will be used first, while the server starts.
-fn warm_in_background(pools: [(Region, KvLayout); 2]) {
-    let thread = std::thread::Builder::new().name("strata-warm".into()).spawn(move || {
+/// Maps the pages that will be used first, beside the scan of the disk. None if there is no thread to be had: then the
+/// first copies map their own pages.
+fn start_warming(pools: [(Region, KvLayout); 2]) -> Option<std::thread::JoinHandle<()>> {
+    let work = move || {
         for (region, layout) in pools {
             let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
             warm(&region, &layout, u32::try_from(pages).unwrap_or(u32::MAX));
         }
-    });
-    // Without the thread the first copies map their own pages.
-    drop(thread);
+    };
+    std::thread::Builder::new().name("strata-warm".into()).spawn(work).ok()
 }
 
 fn seconds(value: f64) -> Duration {
