@@ -30,12 +30,11 @@ from strata.bench.report import (
     progress_steps,
     table_of,
 )
-from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, manifest, settings_of
+from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, check_least, manifest, settings_of
 from strata.config import ModelOptions
 from strata.engine import GenerationRequest, SamplingParams
 from strata.engine.engine import Engine
 from strata.engine.served_model import ServedModel, load_served_model
-from strata.errors import ConfigError
 
 LoadModel = Callable[[ModelOptions], ServedModel]
 
@@ -119,10 +118,7 @@ def main(
 ) -> int:
     """Measures and reports. Returns 0; raises StrataError."""
     options, rest = parser_of(program).parse_known_args(arguments)
-    for name, least in (("streams", 1), ("prompt_tokens", 1), ("new_tokens", 2), ("pairs", 1)):
-        if getattr(options, name) < least:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} {getattr(options, name)} is too small; give at least {least}")
+    check_least(options, (("streams", 1), ("prompt_tokens", 1), ("new_tokens", 2), ("pairs", 1)))
     check_json_path(options.json)
     with bench_config(rest, program) as config:
         served = load(config.model)

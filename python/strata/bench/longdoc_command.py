@@ -24,7 +24,7 @@ from strata.bench.report import (
     progress_steps,
     table_of,
 )
-from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, manifest, settings_of
+from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, check_least, manifest, settings_of
 from strata.bench.target import EngineTarget, Target
 from strata.config import ModelOptions, StrataConfig
 from strata.engine.runtime_options import PoolSizes
@@ -82,10 +82,7 @@ def main(
 ) -> int:
     """Measures and reports. Returns 0; raises StrataError."""
     options, rest = parser_of(program).parse_known_args(arguments)
-    for name, least in (("tokens", 32), ("pairs", 1), ("questions", 1), ("max_tokens", 1)):
-        if getattr(options, name) < least:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} {getattr(options, name)} is too small; give at least {least}")
+    check_least(options, (("tokens", 32), ("pairs", 1), ("questions", 1), ("max_tokens", 1)))
     check_json_path(options.json)
     documents = read_documents(options.docs) if options.docs else default_documents()
     with bench_config(rest, program) as config:

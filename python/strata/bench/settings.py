@@ -5,12 +5,13 @@ A measurement forgets and moves pages, so it never works in a cache that somebod
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import platform
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,11 @@ def _processor() -> str:
         return platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def check_least(options: argparse.Namespace, least: Iterable[tuple[str, int]]) -> None:
+    """Raises ConfigError that names the first option below its least value."""
+    for name, value in least:
+        if getattr(options, name) < value:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(f"{flag} {getattr(options, name)} is too small; give at least {value}")
