@@ -19,7 +19,7 @@ def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
     future = torch.ones(count, count, dtype=torch.bool, device=tokens.device).triu(1)
     hidden = model.embed(tokens)
     for layer in model.layers:
-        projected = layer.query_key_value(_norm(hidden, layer.attention_norm, config.rms_norm_eps))
+        projected = layer.query_key_value(_norm(hidden, config.rms_norm_eps))
         heads = projected.view(count, -1, config.head_dim)
         query, key, value = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
@@ -29,13 +29,13 @@ def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
         attended = torch.einsum("hqk,khd->qhd", weights, value).reshape(count, -1)
         hidden = hidden + layer.attention_output(attended)
-        gate, up = layer.gate_up(_norm(hidden, layer.mlp_norm, config.rms_norm_eps)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(_norm(hidden, config.rms_norm_eps)).chunk(2, dim=-1)
         hidden = hidden + layer.down(gate * torch.sigmoid(gate) * up)
-    return _norm(hidden, model.final_norm, config.rms_norm_eps) @ model.vocabulary
+    return _norm(hidden, config.rms_norm_eps) * model.final_norm @ model.vocabulary
 
 
-def _norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return hidden * torch.rsqrt(hidden.pow(2).mean(dim=-1, keepdim=True) + eps) * weight
+def _norm(hidden: torch.Tensor, eps: float) -> torch.Tensor:
+    return hidden * torch.rsqrt(hidden.pow(2).mean(dim=-1, keepdim=True) + eps)
 
 
 def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
