@@ -12,6 +12,10 @@ from strata.config import ModelOptions
 from strata.models import CausalLM, Tokenizer, fingerprint_files, load_model
 
 
+ARITHMETIC = 2
+"""Raised whenever a change of `strata.models` rounds K/V differently: pages of both must not be mixed."""
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """`digest` names config and weights; `tokenizer` may be None for library users who only handle token ids."""
@@ -22,8 +26,8 @@ class ServedModel:
     digest: str
 
     def fingerprint(self, page_size: int) -> bytes:
-        """32 bytes that pages must share to be interchangeable: weights, dtype, record shape, rope, page size and
-        shard. Rope is part of the config that `digest` covers; pool sizes are no part of it."""
+        """32 bytes that pages must share to be interchangeable: weights, dtype, record shape, rope, page size,
+        shard and arithmetic. Rope is part of the config that `digest` covers; pool sizes are no part of it."""
         config = self.model.config
         fields = {
             "weights": self.digest,
@@ -31,6 +35,7 @@ class ServedModel:
             "record": f"page-first layers={config.layers} parts=2 heads={config.kv_heads} dim={config.head_dim}",
             "page_size": str(page_size),
             "shard": "0/1",
+            "arithmetic": str(ARITHMETIC),
         }
         digest = hashlib.blake2b(b"strata fingerprint", digest_size=32)
         for name, value in fields.items():
