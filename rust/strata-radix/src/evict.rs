@@ -4,9 +4,10 @@
 use crate::arena::NodeId;
 use crate::error::RadixError;
 use crate::tree::HiRadixTree;
-use crate::values::Evicted;
+use crate::values::{Evicted, MissingRun};
 use foldhash::quality::RandomState;
 use hashbrown::HashSet;
+use std::ops::Range;
 use strata_types::{GroupId, TierId};
 
 /// How many nodes that may not go (pinned in another tier, with last copies here) one eviction passes over.
@@ -33,31 +34,64 @@ impl HiRadixTree {
         Ok(self.evict_from(place, usize::MAX, usize::MAX))
     }
 
+    /// The pages that `evict` would take now and that `to` lacks, in the order in which it would take them.
+    ///
+    /// # Errors
+    /// `UnknownPlace`.
+    pub fn missing_victims(
+        &self,
+        group: GroupId,
+        tier: TierId,
+        to: TierId,
+        pages: usize,
+    ) -> Result<Vec<MissingRun>, RadixError> {
+        let (source, destination) = (self.place(group, tier)?, self.place(group, to)?);
+        let mut found = Vec::new();
+        for (id, victims) in self.victims(source, pages, MOST_PASSED_OVER) {
+            for part in self.difference(id, source, destination, victims.end).into_iter().rev() {
+                let part = part.start.max(victims.start)..part.end;
+                found.extend(self.missing_run(id, source, part, true));
+            }
+        }
+        Ok(found)
+    }
+
     fn evict_from(&mut self, place: usize, pages: usize, most_passed_over: usize) -> Vec<Evicted> {
         let mut out = Vec::new();
+        // Taking one victim changes none of the others: what goes with it are copies of its descendants, and those
+        // come before it.
+        for (id, victims) in self.victims(place, pages, most_passed_over) {
+            let held = self.nodes[id].covered(self.group_of(place));
+            self.take(id, place, victims.start, victims.end, &mut out);
+            self.restore_prefix(id, place, held, &mut out);
+        }
+        self.trim_ghosts();
+        out
+    }
+
+    /// The pages to take, node by node, counted from the node's first.
+    fn victims(&self, place: usize, pages: usize, most_passed_over: usize) -> Vec<(NodeId, Range<u32>)> {
+        let mut found = Vec::new();
         let mut left = pages;
         let mut passed_over = 0;
         let mut blocked: HashSet<NodeId, RandomState> = HashSet::default();
         let mut next = self.places[place].order.first();
-        while let Some(id) = next {
-            if left == 0 || passed_over > most_passed_over {
-                break;
-            }
+        while let Some(id) = next.filter(|_| left > 0 && passed_over <= most_passed_over) {
             next = self.places[place].order.after(id);
-            let end = self.nodes[id].runs[place].end();
+            let run = &self.nodes[id].runs[place];
+            let (start, end) = (run.start, run.end());
             let from = if blocked.contains(&id) { end } else { self.evictable_from(id, place) };
-            let count = left.min((end - from) as usize);
-            left -= count;
-            let held = self.nodes[id].covered(self.group_of(place));
-            self.take(id, place, end - count as u32, end, &mut out);
-            self.restore_prefix(id, place, held, &mut out);
-            if left > 0 && !self.nodes[id].runs[place].is_empty() {
+            let count = left.min((end - from) as usize) as u32;
+            left -= count as usize;
+            if count > 0 {
+                found.push((id, end - count..end));
+            }
+            if left > 0 && count < end - start {
                 passed_over += 1;
                 self.block_ancestors(id, &mut blocked);
             }
         }
-        self.trim_ghosts();
-        out
+        found
     }
 
     /// The ancestors of a node that stays must stay too. Each is visited once in an eviction.

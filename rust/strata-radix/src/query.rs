@@ -118,7 +118,13 @@ impl HiRadixTree {
     }
 
     /// The pages among the first `limit` of a node that one place holds and another does not.
-    fn difference(&self, id: NodeId, source: usize, destination: usize, limit: u32) -> Vec<Range<u32>> {
+    pub(crate) fn difference(
+        &self,
+        id: NodeId,
+        source: usize,
+        destination: usize,
+        limit: u32,
+    ) -> Vec<Range<u32>> {
         let runs = &self.nodes[id].runs;
         let (have, lack) = (&runs[source], &runs[destination]);
         let end = have.end().min(limit);
@@ -127,7 +133,7 @@ impl HiRadixTree {
         parts.into_iter().filter(|part| part.start < part.end).collect()
     }
 
-    fn missing_run(
+    pub(crate) fn missing_run(
         &self,
         id: NodeId,
         source: usize,

@@ -244,7 +244,15 @@ impl Pair {
             Step::Pin(s, tier) => self.touch_or_pin(s, Some(*tier)),
             Step::Unpin(index) => self.unpin(*index),
             Step::Evict(tier, pages) => {
+                let to = (*tier + 1) % TIERS;
+                let missing =
+                    self.tree.missing_victims(GROUP, TierId(*tier as u8), TierId(to as u8), *pages).unwrap();
+                let lacks = self.naive.copies_lacking(*tier, to);
                 let evicted = self.tree.evict(GROUP, TierId(*tier as u8), *pages).unwrap();
+                let named: BTreeSet<u32> =
+                    missing.iter().flat_map(|run| &run.slots).map(|slot| slot.0).collect();
+                let gone = evicted.iter().filter(|copy| copy.tier.index() == *tier).map(|copy| copy.slot.0);
+                assert_eq!(named, gone.filter(|slot| lacks.contains(slot)).collect());
                 assert!(evicted.iter().all(|copy| !copy.in_use));
                 assert_eq!(set(&evicted), self.naive.evict(*tier, *pages));
             }

@@ -146,6 +146,15 @@ impl Naive {
         out
     }
 
+    /// The slots of one tier whose pages another lacks.
+    pub fn copies_lacking(&self, tier: usize, to: usize) -> BTreeSet<u32> {
+        self.pages
+            .values()
+            .filter(|page| page.slots[to].is_none())
+            .filter_map(|page| page.slots[tier])
+            .collect()
+    }
+
     pub fn remove(&mut self, path: &[Key], tier: usize, range: Range<usize>) -> BTreeSet<(usize, u32)> {
         let mut out = BTreeSet::new();
         for key in &path[range.start.min(path.len())..range.end.min(path.len())] {
