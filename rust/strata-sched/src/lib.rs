@@ -1,10 +1,13 @@
 //! Decides what the next batch holds. Pure: what waits, what runs and what is free come in, a decision goes out;
-//! no clock, no tree, no page. The engine, the property tests and the simulator drive the same policies.
+//! no clock, no tree, no page. The engine, the property tests and the simulator drive the same policies. `cost`
+//! predicts from measurements what compute and transfers will take.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 mod fcfs;
 mod view;
 
+pub use cost::{CostModel, CostPrior, CostReport, LinkCost, Measured, StepCost, StepShape};
 pub use fcfs::FirstComeFirstServed;
 pub use view::{Admission, Chunk, Decision, Limits, Need, Prefilling, View, Waiting};
 
