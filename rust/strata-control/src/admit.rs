@@ -41,8 +41,8 @@ pub struct Prefetch {
     pub waits: HashSet<TransferId>,
     /// The pages that were on disk alone, and any between them.
     pub pages: Range<u32>,
-    /// Keeps the path in host memory until the request is admitted.
-    pub host_pin: Pin,
+    /// Keeps the path where it lands (in host memory; without a host tier on the device) until the request is admitted.
+    pub pin: Pin,
 }
 
 /// A run of hit pages that no load brings yet.
@@ -118,15 +118,8 @@ impl CacheController {
                 pages[run.first_page as usize + index] = step.to;
             }
             let end = run.first_page + moves.len() as u32;
-            let plan = Plan {
-                kind: TransferKind::Load,
-                namespace: *namespace,
-                tokens: Arc::from(self.head(tokens, end)),
-                first_page: run.first_page,
-                moves,
-                users: HashSet::new(),
-            };
-            loads.push(self.start(plan)?.0);
+            let path = Arc::from(self.head(tokens, end));
+            loads.push(self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?.0);
         }
         let tickets = self.join(request, &loads);
         self.holds += 1;
@@ -217,6 +210,31 @@ impl CacheController {
         Ok(refused)
     }
 
+    /// The pages among the first `usable` that only the disk holds, and any between them.
+    pub fn on_disk(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        usable: u32,
+    ) -> Result<Option<Range<u32>>, ControlError> {
+        let (_, wanted) = self.find_on_disk(namespace, tokens, usable)?;
+        Ok(wanted.first().zip(wanted.last()).map(|((first, _), (last, _))| *first..*last + 1))
+    }
+
+    fn find_on_disk(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        usable: u32,
+    ) -> Result<(MatchResult, Vec<(u32, PageId)>), ControlError> {
+        let found = self.lookup(namespace, self.head(tokens, usable))?;
+        let above = |page: u32| found.slot(TierId::DEVICE, page).or(found.slot(TierId::HOST, page)).is_some();
+        let on_disk = (0..found.pages).filter(|page| self.has(TierId::DISK) && !above(*page));
+        let wanted =
+            on_disk.filter_map(|page| found.slot(TierId::DISK, page).map(|slot| (page, slot))).collect();
+        Ok((found, wanted))
+    }
+
     /// Starts to read from disk what the first `usable` pages need; none if nothing can be read.
     pub fn prefetch(
         &mut self,
@@ -225,89 +243,37 @@ impl CacheController {
         tokens: &[Token],
         usable: u32,
     ) -> Result<Option<Prefetch>, ControlError> {
-        if !self.config.has(TierId::DISK) {
-            return Ok(None);
-        }
-        let found = self.lookup(namespace, self.head(tokens, usable))?;
-        let only_disk = |page: &u32| {
-            found.slot(TierId::DEVICE, *page).is_none() && found.slot(TierId::HOST, *page).is_none()
-        };
-        let wanted: Vec<(u32, PageId)> = (0..found.pages)
-            .filter(only_disk)
-            .filter_map(|page| found.slot(TierId::DISK, page).map(|slot| (page, slot)))
-            .collect();
+        let (found, wanted) = self.find_on_disk(namespace, tokens, usable)?;
         let (Some((first, _)), Some((last, _))) = (wanted.first(), wanted.last()) else { return Ok(None) };
         let range = *first..*last + 1;
-        let pin = self.pin(namespace, tokens, found.pages, TierId::HOST)?;
+        let lands = self.far_end(TransferKind::Prefetch);
+        let pin = self.pin(namespace, tokens, found.pages, lands)?;
         let mut waits = HashSet::new();
         let mut fresh: Vec<(u32, PageId)> = Vec::new();
         for (page, slot) in wanted {
-            match self.transfers.moving(TransferKind::Prefetch, slot) {
-                Some(moving) => drop(waits.insert(moving.transfer)),
+            let direct = self.transfers.moving(TransferKind::Prefetch, slot).map(|moving| moving.transfer);
+            match direct.or_else(|| self.relays.moving(TransferKind::Prefetch, slot)) {
+                Some(transfer) => drop(waits.insert(transfer)),
                 None => fresh.push((page, slot)),
             }
         }
         self.move_runs(TransferKind::Prefetch, namespace, tokens, &fresh, &mut waits)?;
+        // One that could not start is over already.
+        waits.retain(|id| self.is_under_way(*id));
         for id in &waits {
-            if let Some(transfer) = self.transfers.get_mut(*id) {
-                transfer.users.insert(request);
-            }
+            self.use_transfer(request, *id);
         }
         if waits.is_empty() {
             self.unpin(pin)?;
             return Ok(None);
         }
-        Ok(Some(Prefetch { waits, pages: range, host_pin: pin }))
-    }
-
-    /// Starts transfers for `pages` (ascending, with their source slots), in runs of adjacent pages of at most
-    /// `transfer_pages`; ends early when the destination has no room. Returns the number of pages left out.
-    pub(crate) fn move_runs(
-        &mut self,
-        kind: TransferKind,
-        namespace: &Namespace,
-        tokens: &[Token],
-        pages: &[(u32, PageId)],
-        started: &mut HashSet<TransferId>,
-    ) -> Result<usize, ControlError> {
-        let mut rest = pages;
-        while let Some((first_page, _)) = rest.first() {
-            let adjacent =
-                rest.iter().zip(*first_page..).take_while(|((page, _), index)| page == index).count();
-            let room = self.available(kind.destination()) as usize;
-            let count = adjacent.min(self.config.transfer_pages as usize).min(room);
-            let mut slots = Vec::new();
-            if count == 0 || !self.reserve(kind.destination(), count as u32, &mut slots)? {
-                self.stats.edge_mut(kind).skipped_pages += rest.len() as u64;
-                return Ok(rest.len());
-            }
-            let (run, later) = rest.split_at(count);
-            // Reserving evicts; a source that was the victim's own copy is gone and no longer to be moved.
-            let held = self.lookup(namespace, self.head(tokens, first_page + count as u32))?;
-            if run.iter().any(|(page, slot)| held.slot(kind.source(), *page) != Some(*slot)) {
-                for slot in slots {
-                    self.pools[kind.destination().index()].abort(slot)?;
-                }
-                return Ok(rest.len());
-            }
-            let moves = run.iter().zip(slots).map(|((_, from), to)| PageMove { from: *from, to }).collect();
-            let plan = Plan {
-                kind,
-                namespace: *namespace,
-                tokens: Arc::from(self.head(tokens, first_page + count as u32)),
-                first_page: *first_page,
-                moves,
-                users: HashSet::new(),
-            };
-            started.insert(self.start(plan)?.0);
-            rest = later;
-        }
-        Ok(0)
+        Ok(Some(Prefetch { waits, pages: range, pin }))
     }
 
     /// Takes a request off a transfer; the last one to leave a load or a prefetch cancels it.
     pub fn leave(&mut self, request: RequestId, id: TransferId) -> Result<(), ControlError> {
-        let Some(transfer) = self.transfers.get_mut(id) else { return Ok(()) };
+        let id = self.transfers.current(id);
+        let Some(transfer) = self.transfers.get_mut(id) else { return self.leave_relay(request, id) };
         transfer.users.remove(&request);
         let brings_up = matches!(transfer.kind, TransferKind::Load | TransferKind::Prefetch);
         if transfer.users.is_empty() && brings_up && !transfer.cancelled {

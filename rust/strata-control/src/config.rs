@@ -1,7 +1,8 @@
 //! The sizes that the controller works with.
 
 use crate::write::WritePolicy;
-use strata_types::{GroupId, TierId};
+use std::time::Duration;
+use strata_types::GroupId;
 
 /// Sizes and policies of the hierarchy. A tier of zero pages is off; the device tier always exists.
 pub struct ControlConfig {
@@ -15,27 +16,20 @@ pub struct ControlConfig {
     pub page_bytes: u64,
     /// Pages of each tier, from the device down.
     pub pages: [u32; 3],
+    /// Without a host tier, pages of host memory through which pages pass between device and disk. They never match.
+    pub staging_pages: u32,
     /// Shards that report each device transfer.
     pub device_shards: u16,
     /// When device pages are copied to the host.
     pub backup: Box<dyn WritePolicy>,
-    /// When host pages are copied to disk.
+    /// When host pages (without a host tier: device pages) are copied to disk.
     pub spill: Box<dyn WritePolicy>,
+    /// The longest that an eviction waits for its victims to be copied down; then they are lost, counted.
+    pub save_patience: Duration,
+    /// Bytes that may be written to disk in any 24 hours; none: no limit.
+    pub disk_bytes_per_day: Option<u64>,
     /// Pages of one transfer at most; a long run becomes several, each committed on its own.
     pub transfer_pages: u32,
     /// Pages forgotten by every tier whose access counts are kept.
     pub ghost_pages: usize,
-}
-
-impl ControlConfig {
-    /// Whether a tier exists and has room for anything.
-    pub fn has(&self, tier: TierId) -> bool {
-        self.pages.get(tier.index()).is_some_and(|pages| *pages > 0)
-    }
-
-    /// The tier below, if there is one that is on.
-    pub fn below(&self, tier: TierId) -> Option<TierId> {
-        let below = TierId(tier.0 + 1);
-        self.has(below).then_some(below)
-    }
 }

@@ -1,15 +1,20 @@
 //! The controller's state and the small steps that all its operations share.
 
+use crate::budget::WriteBudget;
 use crate::config::ControlConfig;
+use crate::moving::Relays;
+use crate::saving::Saving;
+use crate::settle::Effect;
 use crate::stats::{ControlStats, TierStats};
-use crate::transfer::{Transfer, TransferTable};
+use crate::transfer::{Leg, Transfer, TransferTable};
+use crate::write::WritePolicy;
 use crate::ControlError;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use strata_radix::{Evicted, Handle, HiRadixTree, Pin, RadixError, TreeConfig};
 use strata_tier::{PagePool, PageState};
 use strata_types::{
-    LoadTicket, Namespace, PageId, PageMove, RequestId, TierId, Token, TransferDescriptor, TransferId,
+    LoadTicket, Namespace, PageId, PageMove, RequestId, TierId, Time, Token, TransferDescriptor, TransferId,
     TransferKind,
 };
 
@@ -36,6 +41,13 @@ pub struct CacheController {
     pub(crate) holds: usize,
     /// No new copies downward for now.
     pub(crate) copies_held: bool,
+    pub(crate) now: Time,
+    /// The waits of evictions from the device and from the host.
+    pub(crate) saving: [Saving; 2],
+    pub(crate) relays: Relays,
+    pub(crate) budget: WriteBudget,
+    /// What happened to requests and was not told yet.
+    pub(crate) effects: VecDeque<Effect>,
     pub(crate) stats: ControlStats,
     pub(crate) outbox: Vec<ControlAction>,
 }
@@ -43,11 +55,35 @@ pub struct CacheController {
 /// A run of pages to move, before it has a number.
 pub(crate) struct Plan {
     pub kind: TransferKind,
+    pub leg: Leg,
+    /// The number that requests know it by already.
+    pub origin: Option<TransferId>,
     pub namespace: Namespace,
     pub tokens: Arc<[Token]>,
     pub first_page: u32,
     pub moves: Vec<PageMove>,
     pub users: HashSet<RequestId>,
+}
+
+impl Plan {
+    pub fn new(
+        kind: TransferKind,
+        namespace: Namespace,
+        tokens: Arc<[Token]>,
+        first_page: u32,
+        moves: Vec<PageMove>,
+    ) -> Plan {
+        Plan {
+            kind,
+            leg: Leg::Whole,
+            origin: None,
+            namespace,
+            tokens,
+            first_page,
+            moves,
+            users: HashSet::new(),
+        }
+    }
 }
 
 impl CacheController {
@@ -60,8 +96,10 @@ impl CacheController {
             ghost_pages: config.ghost_pages,
         })?;
         let [device, host, disk] = config.pages;
+        let host = if host == 0 { config.staging_pages } else { host };
         let pools =
             [PagePool::new("device", device), PagePool::new("host", host), PagePool::new("disk", disk)];
+        let budget = WriteBudget::new(config.disk_bytes_per_day);
         Ok(CacheController {
             config,
             tree,
@@ -71,6 +109,11 @@ impl CacheController {
             in_use: Vec::new(),
             holds: 0,
             copies_held: false,
+            now: Time::default(),
+            saving: Default::default(),
+            relays: Relays::default(),
+            budget,
+            effects: VecDeque::new(),
             stats: ControlStats::default(),
             outbox: Vec::new(),
         })
@@ -79,6 +122,42 @@ impl CacheController {
     /// The sizes it was made with.
     pub fn config(&self) -> &ControlConfig {
         &self.config
+    }
+
+    /// Tells the time, before anything that depends on it.
+    pub fn advance(&mut self, now: Time) {
+        self.now = self.now.max(now);
+    }
+
+    /// What happened to requests since the last call, in order.
+    pub fn take_effects(&mut self) -> VecDeque<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Whether a tier exists and has room for anything. Staging is no tier.
+    pub fn has(&self, tier: TierId) -> bool {
+        let staging = tier == TierId::HOST && self.config.pages[tier.index()] == 0;
+        !staging && self.pools.get(tier.index()).is_some_and(|pool| pool.capacity() > 0)
+    }
+
+    /// The tier to which pages of this one are copied down, and the transfer that begins to move them.
+    pub(crate) fn downward(&self, tier: TierId) -> Option<(TierId, TransferKind)> {
+        match tier {
+            TierId::DEVICE if self.has(TierId::HOST) => Some((TierId::HOST, TransferKind::Backup)),
+            TierId::DEVICE if self.is_staged() => Some((TierId::DISK, TransferKind::Backup)),
+            TierId::HOST if self.has(TierId::HOST) && self.has(TierId::DISK) => {
+                Some((TierId::DISK, TransferKind::Spill))
+            }
+            _ => None,
+        }
+    }
+
+    /// When pages of a tier are copied down.
+    pub(crate) fn write_policy(&self, tier: TierId) -> &dyn WritePolicy {
+        match tier {
+            TierId::DEVICE if !self.is_staged() => self.config.backup.as_ref(),
+            _ => self.config.spill.as_ref(),
+        }
     }
 
     /// Stops and resumes copies downward. What is left out meanwhile is copied at its next access.
@@ -111,9 +190,9 @@ impl CacheController {
         }
     }
 
-    /// Transfers in flight, all kinds.
+    /// Transfers in flight, all kinds, and pages that wait for staging.
     pub fn transfers_in_flight(&self) -> usize {
-        self.transfers.len()
+        self.transfers.len() + usize::from(!self.relays.is_empty())
     }
 
     /// Transfers in flight of one kind.
@@ -149,6 +228,11 @@ impl CacheController {
             if count > self.available(tier) {
                 return Ok(false);
             }
+            if self.save_victims(tier, (count - free) as usize)? {
+                return Ok(false);
+            }
+            // Copies that failed at once have freed or reserved nothing; the pool may still have changed.
+            let free = self.pools[tier.index()].free_pages().min(count);
             let evicted = self.tree.evict(self.config.group, tier, (count - free) as usize)?;
             self.stats.evicted[tier.index()] +=
                 evicted.iter().filter(|gone| gone.tier == tier).count() as u64;
@@ -250,9 +334,9 @@ impl CacheController {
         plan: Plan,
     ) -> Result<(TransferId, Option<Arc<LoadTicket>>), ControlError> {
         let end = plan.first_page + plan.moves.len() as u32;
-        let source = match plan.kind {
-            TransferKind::Erase => None,
-            kind => Some(self.pin(&plan.namespace, &plan.tokens, end, kind.source())?),
+        let source = match (plan.kind, &plan.leg) {
+            (TransferKind::Erase, _) | (_, Leg::Second) => None,
+            (kind, _) => Some(self.pin(&plan.namespace, &plan.tokens, end, kind.source())?),
         };
         let ticket = (plan.kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(self.config.layers)));
         let records = match plan.kind {
@@ -272,8 +356,14 @@ impl CacheController {
         };
         self.stats.edge_mut(plan.kind).started += 1;
         let pages = plan.moves.clone();
-        let id = self.transfers.insert(Transfer {
+        let id = match (&plan.leg, plan.origin) {
+            (Leg::First(_), Some(origin)) => origin,
+            _ => self.transfers.next_id(),
+        };
+        let transfer = Transfer {
             kind: plan.kind,
+            leg: plan.leg,
+            origin: plan.origin.unwrap_or(id),
             namespace: plan.namespace,
             tokens: plan.tokens,
             first_page: plan.first_page,
@@ -285,7 +375,8 @@ impl CacheController {
             shards_left,
             error: None,
             cancelled: false,
-        });
+        };
+        self.transfers.insert(id, transfer);
         self.outbox.push(ControlAction::Submit(TransferDescriptor {
             id,
             kind: plan.kind,
@@ -320,7 +411,7 @@ impl CacheController {
                 let pages = format!("idle, yet {transient} pages are owned by requests that are gone");
                 return Err(ControlError::Inconsistent(pages));
             }
-            if idle && (busy > 0 || self.transfers.len() > 0) {
+            if idle && (busy > 0 || self.transfers.len() > 0 || !self.relays.is_empty()) {
                 return Err(ControlError::Inconsistent(format!(
                     "{tier}: idle, yet {} pinned, {} reserved, {} in quarantine, {} transfers in flight",
                     stats.pinned,

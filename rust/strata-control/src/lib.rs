@@ -6,12 +6,15 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod budget;
 mod config;
 mod controller;
 mod keys;
 mod local;
 mod maintain;
+mod moving;
 mod recover;
+mod saving;
 mod settle;
 mod stats;
 mod transfer;
@@ -24,7 +27,7 @@ pub use local::LocalCache;
 pub use maintain::Emptied;
 pub use settle::Effect;
 pub use stats::{ControlStats, EdgeStats, TierStats};
-pub use write::{Selective, Through, WritePolicy};
+pub use write::{Back, Selective, Through, WritePolicy};
 
 use thiserror::Error;
 

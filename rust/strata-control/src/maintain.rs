@@ -16,15 +16,6 @@ pub struct Emptied {
     pub kept: u32,
 }
 
-/// The transfer that moves pages from a tier to the one below.
-fn downward(tier: TierId) -> Option<TransferKind> {
-    match tier {
-        TierId::DEVICE => Some(TransferKind::Backup),
-        TierId::HOST => Some(TransferKind::Spill),
-        _ => None,
-    }
-}
-
 impl CacheController {
     /// Copies the pages of a path to the tier below where the write policy says so. A tier without room skips
     /// them, counted; the next access tries again.
@@ -34,16 +25,27 @@ impl CacheController {
         namespace: &Namespace,
         tokens: &[Token],
     ) -> Result<(), ControlError> {
-        let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(()) };
+        self.copy_path(tier, namespace, tokens, |control, accesses| {
+            control.write_policy(tier).copies(accesses)
+        })
+    }
+
+    /// Copies the pages of a path down whose access count `wanted` accepts.
+    pub(crate) fn copy_path(
+        &mut self,
+        tier: TierId,
+        namespace: &Namespace,
+        tokens: &[Token],
+        wanted: impl Fn(&Self, u32) -> bool,
+    ) -> Result<(), ControlError> {
+        let Some((below, kind)) = self.downward(tier) else { return Ok(()) };
         if self.copies_held {
             return Ok(());
         }
-        let group = self.config.group;
         let mut started = HashSet::new();
         let path = self.lookup(namespace, tokens)?.handle;
-        for run in self.tree.missing_on_path(path, group, tier, below, 0)? {
-            let policy = if tier == TierId::DEVICE { &self.config.backup } else { &self.config.spill };
-            if !policy.copies(run.accesses) {
+        for run in self.tree.missing_on_path(path, self.config.group, tier, below, 0)? {
+            if !wanted(self, run.accesses) {
                 continue;
             }
             let pages = self.not_moving(kind, run.start_page, &run.slots);
@@ -54,18 +56,17 @@ impl CacheController {
         Ok(())
     }
 
-    fn not_moving(&self, kind: TransferKind, start: u32, slots: &[PageId]) -> Vec<(u32, PageId)> {
-        (start..)
-            .zip(slots.iter().copied())
-            .filter(|(_, slot)| self.transfers.moving(kind, *slot).is_none())
-            .collect()
+    pub(crate) fn not_moving(&self, kind: TransferKind, start: u32, slots: &[PageId]) -> Vec<(u32, PageId)> {
+        let moving =
+            |slot| self.transfers.moving(kind, slot).is_some() || self.relays.moving(kind, slot).is_some();
+        (start..).zip(slots.iter().copied()).filter(|(_, slot)| !moving(*slot)).collect()
     }
 
     /// Starts to copy what the tier below does not hold to it, as much as it can hold: the coldest pages first, since
     /// only the ends of sequences can leave a tier, and since what is copied last stays longest below. Returns the
     /// number of pages on their way.
     pub fn push_down(&mut self, tier: TierId) -> Result<usize, ControlError> {
-        let (Some(below), Some(kind)) = (self.config.below(tier), downward(tier)) else { return Ok(0) };
+        let Some((below, kind)) = self.downward(tier) else { return Ok(0) };
         let limit = self.pools[below.index()].capacity() as usize;
         let group = self.config.group;
         let missing = self.tree.missing_in(group, tier, below, Direction::Coldest, limit)?;
@@ -98,7 +99,7 @@ impl CacheController {
 
     /// Drops the pages of a tier that the tier below holds too and nothing uses. The others stay.
     pub fn empty_downward(&mut self, tier: TierId) -> Result<Emptied, ControlError> {
-        let Some(below) = self.config.below(tier) else { return Ok(Emptied::default()) };
+        let Some((below, _)) = self.downward(tier) else { return Ok(Emptied::default()) };
         let missing = self.tree.missing_in(self.config.group, tier, below, Direction::Hottest, usize::MAX)?;
         // Pins keep their whole paths: a page that stays needs the pages before it.
         let pins: Vec<Pin> =
@@ -118,15 +119,8 @@ impl CacheController {
             moves.push(PageMove { from: record, to: record });
         }
         for chunk in moves.chunks(1024) {
-            let plan = Plan {
-                kind: TransferKind::Erase,
-                namespace: Namespace::default(),
-                tokens: Arc::from([]),
-                first_page: 0,
-                moves: chunk.to_vec(),
-                users: HashSet::new(),
-            };
-            self.start(plan)?;
+            let none = Arc::from([]);
+            self.start(Plan::new(TransferKind::Erase, Namespace::default(), none, 0, chunk.to_vec()))?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The end of a transfer: commit what is whole, give back the rest, let the sources go.
 
 use crate::controller::CacheController;
-use crate::transfer::Transfer;
+use crate::transfer::{Leg, Transfer};
 use crate::ControlError;
 use std::collections::HashSet;
 use strata_types::{PageId, RequestId, TierId, TransferCompletion, TransferError, TransferId, TransferKind};
@@ -36,12 +36,12 @@ pub enum Effect {
 
 impl CacheController {
     /// Takes a completion. Unknown ones are counted and change nothing.
-    pub fn completed(&mut self, completion: TransferCompletion) -> Result<Option<Effect>, ControlError> {
+    pub fn completed(&mut self, completion: TransferCompletion) -> Result<(), ControlError> {
         let Some(transfer) =
             self.transfers.get_mut(completion.id).filter(|transfer| transfer.shards_left > 0)
         else {
             self.stats.unknown_completions += 1;
-            return Ok(None);
+            return Ok(());
         };
         transfer.pages_whole = transfer.pages_whole.min(completion.pages_whole);
         if transfer.error.is_none() {
@@ -53,17 +53,17 @@ impl CacheController {
         edge.bytes += completion.bytes;
         edge.busy_ns += completion.busy_ns;
         if shards_left > 0 {
-            return Ok(None);
+            return Ok(());
         }
         match self.transfers.remove(completion.id) {
             Some(transfer) => self.settle(completion.id, transfer),
-            None => Ok(None),
+            None => Ok(()),
         }
     }
 
     /// Takes a transfer that no Mover accepted as failed.
-    pub fn rejected(&mut self, id: TransferId, error: TransferError) -> Result<Option<Effect>, ControlError> {
-        let Some(mut transfer) = self.transfers.remove(id) else { return Ok(None) };
+    pub fn rejected(&mut self, id: TransferId, error: TransferError) -> Result<(), ControlError> {
+        let Some(mut transfer) = self.transfers.remove(id) else { return Ok(()) };
         transfer.pages_whole = 0;
         transfer.error = Some(error);
         if let Some(ticket) = &transfer.ticket {
@@ -72,21 +72,47 @@ impl CacheController {
         self.settle(id, transfer)
     }
 
-    fn settle(&mut self, id: TransferId, mut transfer: Transfer) -> Result<Option<Effect>, ControlError> {
+    fn settle(&mut self, id: TransferId, mut transfer: Transfer) -> Result<(), ControlError> {
         self.count(&transfer);
-        self.settle_in_use()?;
         if let Some(pin) = transfer.source.take() {
             // The pages just moved are committed before their source may go, so the path stays whole.
-            let duplicates = self.commit(&transfer);
+            let settled = self.settle_moved(id, transfer);
             self.unpin(pin)?;
-            let duplicates = duplicates?;
-            self.drop_corrupt(&transfer)?;
-            return self.after(id, transfer, duplicates);
+            settled?;
+        } else if transfer.kind == TransferKind::Erase {
+            for step in &transfer.moves {
+                self.pools[TierId::DISK.index()].settle(step.to)?;
+            }
+        } else {
+            self.settle_moved(id, transfer)?;
         }
-        for step in &transfer.moves {
-            self.pools[TierId::DISK.index()].settle(step.to)?;
+        self.settle_in_use()?;
+        self.pump_relays()
+    }
+
+    fn settle_moved(&mut self, id: TransferId, mut transfer: Transfer) -> Result<(), ControlError> {
+        match std::mem::replace(&mut transfer.leg, Leg::Whole) {
+            Leg::First(far) => {
+                self.drop_corrupt(&transfer)?;
+                self.go_on(transfer, far)
+            }
+            Leg::Second => {
+                let duplicates = self.commit(&transfer)?;
+                for page in &duplicates {
+                    self.pools[transfer.kind.destination().index()].abort(*page)?;
+                }
+                for step in &transfer.moves {
+                    self.pools[TierId::HOST.index()].abort(step.from)?;
+                }
+                self.relay_over(transfer.kind, transfer.origin, transfer.users);
+                Ok(())
+            }
+            Leg::Whole => {
+                let duplicates = self.commit(&transfer)?;
+                self.drop_corrupt(&transfer)?;
+                self.after(id, transfer, duplicates)
+            }
         }
-        Ok(None)
     }
 
     fn count(&mut self, transfer: &Transfer) {
@@ -95,6 +121,9 @@ impl CacheController {
             None => edge.completed += 1,
             Some(TransferError::Cancelled) => edge.cancelled += 1,
             Some(_) => edge.failed += 1,
+        }
+        if transfer.error.is_some() && matches!(transfer.kind, TransferKind::Backup | TransferKind::Spill) {
+            self.save_failed(transfer.kind);
         }
         if matches!(transfer.error, Some(TransferError::Corrupt { .. })) {
             self.stats.corrupt_records += 1;
@@ -161,11 +190,12 @@ impl CacheController {
         id: TransferId,
         transfer: Transfer,
         duplicates: Vec<PageId>,
-    ) -> Result<Option<Effect>, ControlError> {
+    ) -> Result<(), ControlError> {
         let Transfer { kind, users, .. } = transfer;
         if kind == TransferKind::Load {
             if transfer.error.is_some() || transfer.cancelled {
-                return Ok(Some(Effect::LoadFailed { transfer: id, users }));
+                self.effects.push_back(Effect::LoadFailed { transfer: id, users });
+                return Ok(());
             }
             for page in &duplicates {
                 if users.is_empty() {
@@ -174,7 +204,8 @@ impl CacheController {
                     self.shared_duplicates.insert(*page, users.len() as u32);
                 }
             }
-            return Ok(Some(Effect::Loaded { transfer: id, users, duplicates }));
+            self.effects.push_back(Effect::Loaded { transfer: id, users, duplicates });
+            return Ok(());
         }
         for page in &duplicates {
             self.pools[kind.destination().index()].abort(*page)?;
@@ -183,11 +214,13 @@ impl CacheController {
             TransferKind::Backup if transfer.pages_whole > 0 && !transfer.cancelled => {
                 let end = transfer.first_page + transfer.pages_whole as u32;
                 let tokens = transfer.tokens.clone();
-                self.copy_down(TierId::HOST, &transfer.namespace, self.head(&tokens, end))?;
-                Ok(None)
+                self.copy_down(TierId::HOST, &transfer.namespace, self.head(&tokens, end))
             }
-            TransferKind::Prefetch => Ok(Some(Effect::Prefetched { transfer: id, users })),
-            _ => Ok(None),
+            TransferKind::Prefetch => {
+                self.effects.push_back(Effect::Prefetched { transfer: id, users });
+                Ok(())
+            }
+            _ => Ok(()),
         }
     }
 }

@@ -46,6 +46,10 @@ pub struct ControlStats {
     edges: [EdgeStats; 5],
     /// Per tier, pages evicted for others.
     pub evicted: [u64; 3],
+    /// Per tier, pages that a write-back policy should have copied down before they were evicted, and could not.
+    pub unsaved_pages: [u64; 2],
+    /// Pages that were not written to disk because the daily budget was spent.
+    pub over_budget_pages: u64,
     /// Records that did not hold what they should.
     pub corrupt_records: u64,
     /// Completions of transfers that are not known or already ended.

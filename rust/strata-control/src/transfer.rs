@@ -8,16 +8,30 @@ use strata_types::{
     TransferKind,
 };
 
+/// Which part of a page's way a transfer is.
+#[derive(Debug)]
+pub(crate) enum Leg {
+    /// All of it.
+    Whole,
+    /// Into the staging area, with the pages reserved at the far end.
+    First(Vec<PageId>),
+    /// Out of the staging area.
+    Second,
+}
+
 /// One transfer from reservation to completion.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub kind: TransferKind,
+    pub leg: Leg,
+    /// The number by which requests know it: a second leg keeps that of the first.
+    pub origin: TransferId,
     pub namespace: Namespace,
     /// The path from the start of the sequence to the end of the last page moved.
     pub tokens: Arc<[Token]>,
     pub first_page: u32,
     pub moves: Vec<PageMove>,
-    /// Keeps the source pages where they are. `Erase` has none: its records have left the tree.
+    /// Keeps the source pages where they are. What leaves the tree or the staging area has none.
     pub source: Option<Pin>,
     /// Requests that wait for it or read its pages.
     pub users: HashSet<RequestId>,
@@ -41,21 +55,36 @@ pub(crate) struct TransferTable {
     next: u64,
     transfers: HashMap<TransferId, Transfer>,
     by_source: HashMap<(TransferKind, PageId), InFlight>,
+    /// Second legs by the number of their first.
+    legs: HashMap<TransferId, TransferId>,
 }
 
 impl TransferTable {
-    pub fn insert(&mut self, transfer: Transfer) -> TransferId {
+    /// A number that no transfer has.
+    pub fn next_id(&mut self) -> TransferId {
         self.next += 1;
-        let id = TransferId(self.next);
+        TransferId(self.next)
+    }
+
+    /// The transfer that is under way now for what requests know as `origin`.
+    pub fn current(&self, origin: TransferId) -> TransferId {
+        self.legs.get(&origin).copied().unwrap_or(origin)
+    }
+
+    /// Takes a transfer in; `id` comes from `next_id`.
+    pub fn insert(&mut self, id: TransferId, transfer: Transfer) {
+        if transfer.origin != id {
+            self.legs.insert(transfer.origin, id);
+        }
         for step in &transfer.moves {
             self.by_source.insert((transfer.kind, step.from), InFlight { transfer: id, to: step.to });
         }
         self.transfers.insert(id, transfer);
-        id
     }
 
     pub fn remove(&mut self, id: TransferId) -> Option<Transfer> {
         let transfer = self.transfers.remove(&id)?;
+        self.legs.remove(&transfer.origin);
         for step in &transfer.moves {
             let key = (transfer.kind, step.from);
             // A cancelled transfer may have a successor that moves the same page.

@@ -7,6 +7,29 @@ pub trait WritePolicy: Send {
 
     /// Whether a page with this many accesses, its creation included, is copied now.
     fn copies(&self, accesses: u32) -> bool;
+
+    /// Whether a page is copied when it is about to be evicted, so that eviction loses nothing.
+    fn saves_victims(&self) -> bool {
+        false
+    }
+}
+
+/// A page when it is about to be evicted, and not before.
+#[derive(Debug, Default)]
+pub struct Back;
+
+impl WritePolicy for Back {
+    fn name(&self) -> &'static str {
+        "back"
+    }
+
+    fn copies(&self, _accesses: u32) -> bool {
+        false
+    }
+
+    fn saves_victims(&self) -> bool {
+        true
+    }
 }
 
 /// Every new page at once.
@@ -49,5 +72,6 @@ mod tests {
         let twice = Selective { accesses: 2 };
         assert!(!twice.copies(1) && twice.copies(2) && twice.copies(3));
         assert!(Selective { accesses: 1 }.copies(1) && Through.copies(1));
+        assert!(!Back.copies(9) && Back.saves_victims() && !Through.saves_victims());
     }
 }

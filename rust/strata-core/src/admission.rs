@@ -3,6 +3,7 @@
 use crate::core::Core;
 use crate::request::{Admission, Phase, Request, Running, Sources};
 use crate::CoreError;
+use std::ops::Range;
 use strata_control::PageSource;
 use strata_radix::MatchResult;
 use strata_sched::{Need, Waiting};
@@ -18,13 +19,20 @@ impl Core {
         let Some(request) = self.requests.get(&id) else { return Ok(false) };
         let usable = self.usable_pages(request);
         let total = request.tokens.len().div_ceil(page_size) as u32;
-        let allow_loads = !request.loads_failed;
         let tokens = &request.tokens;
+        let found = self.control.lookup(&request.namespace, &tokens[..usable as usize * page_size])?;
+        let (pages, loads) = to_load(&found);
+        let pays = self.loading_pays(pages.clone(), loads);
+        let allow_loads = !request.loads_failed && pays;
         let headroom = self.running.len() as u32;
         let admitted =
             self.control.admit(id, &request.namespace, tokens, usable, total, allow_loads, headroom)?;
         let Some(admitted) = admitted else { return Ok(false) };
         let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
+        if !pays {
+            self.stats.recomputed_tokens[TierId::HOST.index()] +=
+                u64::from(pages.end - pages.start) * page_size as u64;
+        }
         let sources = sources(request, &admitted.sources, page_size);
         let hit = admitted.sources.len();
         request.phase = Phase::Running(Box::new(Running {
@@ -47,13 +55,10 @@ impl Core {
                 *total += count as u64;
             }
         }
-        let host_pin = request.host_pin.take();
         self.stats.admissions += 1;
         self.queue.retain(|queued| *queued != id);
         self.running.push(id);
-        if let Some(pin) = host_pin {
-            self.control.unpin(pin)?;
-        }
+        self.end_prefetch(id)?;
         Ok(true)
     }
 
@@ -71,11 +76,21 @@ impl Core {
                 priority: request.priority,
                 need: need(request, &found, self.page_size() as u32),
                 pages: total - found.prefix(TierId::DEVICE).len() as u32,
-                held: request.held.is_some(),
+                held: request.held_until().is_some(),
             });
         }
         Ok(view)
     }
+}
+
+/// The pages of a hit from the first that has to be loaded to the end, and how many of them have to be loaded.
+fn to_load(found: &MatchResult) -> (Range<u32>, u32) {
+    let on_device = |page: &u32| found.slot(TierId::DEVICE, *page).is_some();
+    let hit = (0..found.pages)
+        .take_while(|page| on_device(page) || found.slot(TierId::HOST, *page).is_some())
+        .count() as u32;
+    let first = (0..hit).find(|page| !on_device(page)).unwrap_or(hit);
+    (first..hit, (first..hit).filter(|page| !on_device(page)).count() as u32)
 }
 
 /// Splits a prompt's tokens by where they are.

@@ -1,7 +1,8 @@
 //! What Core is made with.
 
-use std::time::Duration;
+use crate::prefetch::PrefetchPolicy;
 use strata_control::ControlConfig;
+use strata_sched::cost::CostPrior;
 use strata_sched::{Limits, Policy};
 
 /// Sizes, bounds and policies.
@@ -17,5 +18,9 @@ pub struct CoreConfig {
     /// Requests in the queue; one more is refused.
     pub max_waiting: usize,
     /// How long a request waits for its prefetch before it goes on with what is there.
-    pub prefetch_timeout: Duration,
+    pub prefetch_policy: Box<dyn PrefetchPolicy>,
+    /// The part of the tier that prefetches land in which they may fill for requests that wait, 0 to 1.
+    pub prefetch_share: f64,
+    /// What is known of the hardware before anything is measured.
+    pub costs: CostPrior,
 }

@@ -1,22 +1,20 @@
 //! Core's state and its events. Each event leaves actions in the outbox; none waits.
 
 use crate::config::CoreConfig;
+use crate::costs::Costs;
 use crate::maintenance::Maintenance;
-use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult, StepFailure};
-use crate::request::{Ending, Held, NewRequest, Phase, Request};
+use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
+use crate::prefetch::PrefetchPolicy;
+use crate::request::{Ending, NewRequest, Phase, Request};
 use crate::stats::CoreStats;
 use crate::CoreError;
 use std::cmp::Reverse;
-use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
-use strata_control::{CacheController, Effect};
+use std::collections::{HashMap, HashSet, VecDeque};
+use strata_control::{CacheController, ControlAction, Effect};
 use strata_sched::{Limits, Policy};
 use strata_types::{
     PageId, PageRecord, PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId,
 };
-
-/// Prefetches that are started for one request: its pages may sink to disk again while it waits, but not for ever.
-const MAX_PREFETCHES: u32 = 4;
 
 /// The one writer: tree, controller and scheduler of one engine.
 pub struct Core {
@@ -25,7 +23,10 @@ pub struct Core {
     pub(crate) limits: Limits,
     pub(crate) outstanding_plans: usize,
     max_waiting: usize,
-    prefetch_timeout: Duration,
+    pub(crate) prefetch_policy: Box<dyn PrefetchPolicy>,
+    pub(crate) prefetch_share: f64,
+    pub(crate) costs: Costs,
+    pub(crate) now: Time,
     pub(crate) requests: HashMap<RequestId, Request>,
     /// Waiting requests, in the order in which they go.
     pub(crate) queue: VecDeque<RequestId>,
@@ -37,8 +38,8 @@ pub struct Core {
     pub(crate) epoch: u64,
     /// Someone could not grow: no new plan until the outstanding ones are done and pages were freed.
     pub(crate) short_of_pages: bool,
-    /// Requests that were put back and may need pages from disk again.
-    pub(crate) to_prefetch: Vec<RequestId>,
+    /// Requests that may need pages from disk.
+    pub(crate) to_prefetch: HashSet<RequestId>,
     pub(crate) maintenance: VecDeque<Maintenance>,
     pub(crate) outbox: VecDeque<Action>,
     pub(crate) stats: CoreStats,
@@ -53,7 +54,10 @@ impl Core {
             limits: config.limits,
             outstanding_plans: config.outstanding_plans.clamp(1, 2),
             max_waiting: config.max_waiting,
-            prefetch_timeout: config.prefetch_timeout,
+            prefetch_policy: config.prefetch_policy,
+            prefetch_share: config.prefetch_share.clamp(0.0, 1.0),
+            costs: Costs::new(config.costs, config.limits.batch_tokens),
+            now: Time::default(),
             requests: HashMap::new(),
             queue: VecDeque::new(),
             running: Vec::new(),
@@ -61,7 +65,7 @@ impl Core {
             next_plan: 0,
             epoch: 0,
             short_of_pages: false,
-            to_prefetch: Vec::new(),
+            to_prefetch: HashSet::new(),
             maintenance: VecDeque::new(),
             outbox: VecDeque::new(),
             stats: CoreStats::default(),
@@ -80,7 +84,18 @@ impl Core {
     }
 
     pub(crate) fn collect_control(&mut self) {
-        self.outbox.extend(self.control.take_actions().into_iter().map(Action::Control));
+        for action in self.control.take_actions() {
+            if let ControlAction::Submit(transfer) = &action {
+                self.costs.started(transfer.kind, self.now);
+            }
+            self.outbox.push_back(Action::Control(action));
+        }
+    }
+
+    /// Every event begins with the time.
+    fn at(&mut self, now: Time) {
+        self.now = self.now.max(now);
+        self.control.advance(now);
     }
 
     pub(crate) fn page_size(&self) -> usize {
@@ -89,17 +104,20 @@ impl Core {
 
     /// A request came in.
     pub fn arrived(&mut self, now: Time, new: NewRequest) -> Result<(), CoreError> {
+        self.at(now);
         if let Some(refusal) = self.refusal(&new) {
             self.stats.refused += 1;
             self.outbox.push_back(Action::Refuse(refusal));
             return Ok(());
         }
         let id = new.id;
-        let mut request = Request::new(new, now);
-        self.start_prefetch(now, &mut request)?;
-        self.control.claim(id, &request.namespace, &request.tokens)?;
+        let request = Request::new(new, now);
+        if request.keep {
+            self.control.claim(id, &request.namespace, &request.tokens)?;
+        }
         self.requests.insert(id, request);
         self.enqueue(id);
+        self.to_prefetch.insert(id);
         Ok(())
     }
 
@@ -147,44 +165,14 @@ impl Core {
         None
     }
 
-    /// Starts the prefetch of a request in the queue, and holds it back until then.
-    pub(crate) fn start_prefetch(&mut self, now: Time, request: &mut Request) -> Result<(), CoreError> {
-        if request.prefetch_cut || request.prefetches >= MAX_PREFETCHES {
-            return Ok(());
-        }
-        let usable = self.usable_pages(request);
-        let tokens = &request.tokens;
-        let begun = self.control.prefetch(request.id, &request.namespace, tokens, usable)?;
-        if let Some(prefetch) = begun {
-            request.prefetches += 1;
-            request.held = Some(Held { waits: prefetch.waits, deadline: now + self.prefetch_timeout });
-            if request.from_disk.is_empty() {
-                request.from_disk = prefetch.pages;
-            }
-            request.host_pin = Some(prefetch.host_pin);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn prefetch_again(&mut self, now: Time, id: RequestId) -> Result<(), CoreError> {
-        let Some(mut request) = self.requests.remove(&id) else { return Ok(()) };
-        let begun = match request.phase {
-            Phase::Waiting if request.held.is_none() && request.host_pin.is_none() => {
-                self.start_prefetch(now, &mut request)
-            }
-            _ => Ok(()),
-        };
-        self.requests.insert(id, request);
-        begun
-    }
-
     /// Pages of a hit that are of use: the last token is always computed, for its logits.
     pub(crate) fn usable_pages(&self, request: &Request) -> u32 {
         ((request.tokens.len() - 1) / self.page_size()) as u32
     }
 
     /// The client is gone. What no plan uses is given back now, the rest when the plan is done.
-    pub fn aborted(&mut self, _now: Time, id: RequestId) -> Result<(), CoreError> {
+    pub fn aborted(&mut self, now: Time, id: RequestId) -> Result<(), CoreError> {
+        self.at(now);
         let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
         if request.ending != Some(Ending::Finished) {
             request.ending = Some(Ending::Aborted);
@@ -193,12 +181,21 @@ impl Core {
     }
 
     /// The engine carried out the oldest outstanding plan; one result per row.
-    pub fn plan_done(&mut self, _now: Time, id: PlanId, results: &[RowResult]) -> Result<(), CoreError> {
+    pub fn plan_done(
+        &mut self,
+        now: Time,
+        id: PlanId,
+        results: &[RowResult],
+        time: StepTime,
+    ) -> Result<(), CoreError> {
+        self.at(now);
         let Some(plan) = self.take_front(id)? else { return Ok(()) };
         if results.len() != plan.rows.len() {
             let counts = format!("plan {id} has {} rows, {} results came", plan.rows.len(), results.len());
             return Err(CoreError::Protocol(counts));
         }
+        self.costs.computed(&plan.rows, time.busy);
+        self.stats.load_stall += time.stalled;
         for (row, result) in plan.rows.iter().zip(results) {
             self.row_done(row.request, row.start + row.length, row.sample, *result)?;
             self.end_if_free(row.request)?;
@@ -220,7 +217,8 @@ impl Core {
 
     /// The oldest outstanding plan failed. It and every plan after it are void: nothing that they wrote is
     /// committed, and their requests go back to the front of the queue.
-    pub fn plan_failed(&mut self, _now: Time, id: PlanId, why: StepFailure) -> Result<(), CoreError> {
+    pub fn plan_failed(&mut self, now: Time, id: PlanId, why: StepFailure) -> Result<(), CoreError> {
+        self.at(now);
         let Some(failed) = self.take_front(id)? else { return Ok(()) };
         for row in &failed.rows {
             let Some(request) = self.requests.get_mut(&row.request) else { continue };
@@ -256,56 +254,56 @@ impl Core {
     }
 
     /// A Mover has finished with a transfer.
-    pub fn transfer_done(&mut self, _now: Time, completion: TransferCompletion) -> Result<(), CoreError> {
-        let effect = self.control.completed(completion)?;
-        self.apply(effect)
+    pub fn transfer_done(&mut self, now: Time, completion: TransferCompletion) -> Result<(), CoreError> {
+        self.at(now);
+        if let Some(kind) = self.control.kind_of(completion.id) {
+            self.costs.ended(kind, completion.bytes, self.now);
+        }
+        self.control.completed(completion)?;
+        self.apply()
     }
 
     /// No Mover takes this transfer.
     pub fn transfer_rejected(
         &mut self,
-        _now: Time,
+        now: Time,
         id: TransferId,
         error: TransferError,
     ) -> Result<(), CoreError> {
-        let effect = self.control.rejected(id, error)?;
-        self.apply(effect)
+        self.at(now);
+        if let Some(kind) = self.control.kind_of(id) {
+            self.costs.ended(kind, 0, self.now);
+        }
+        self.control.rejected(id, error)?;
+        self.apply()
     }
 
-    fn apply(&mut self, effect: Option<Effect>) -> Result<(), CoreError> {
-        match effect {
-            None => {}
-            Some(Effect::Loaded { transfer, users, duplicates }) => {
-                for id in users {
-                    let request = self.requests.get_mut(&id);
-                    if let Some(running) = request.and_then(Request::running_mut) {
-                        running.loads.retain(|load| *load != transfer);
-                        running.tickets.retain(|ticket| !ticket.is_complete());
-                        running.duplicates.extend(&duplicates);
-                    }
-                }
-            }
-            Some(Effect::LoadFailed { transfer, users }) => {
-                for id in users {
-                    let Some(request) = self.requests.get_mut(&id) else { continue };
-                    request.loads_failed = true;
-                    request.ending.get_or_insert(Ending::Requeue);
-                    if let Some(running) = request.running_mut() {
-                        running.loads.retain(|load| *load != transfer);
-                    }
-                    self.end_if_free(id)?;
-                }
-            }
-            Some(Effect::Prefetched { transfer, users }) => {
-                for id in users {
-                    let Some(request) = self.requests.get_mut(&id) else { continue };
-                    if let Some(held) = &mut request.held {
-                        held.waits.remove(&transfer);
-                        if held.waits.is_empty() {
-                            request.held = None;
+    /// Tells requests what became of transfers.
+    pub(crate) fn apply(&mut self) -> Result<(), CoreError> {
+        for effect in self.control.take_effects() {
+            match effect {
+                Effect::Loaded { transfer, users, duplicates } => {
+                    for id in users {
+                        let request = self.requests.get_mut(&id);
+                        if let Some(running) = request.and_then(Request::running_mut) {
+                            running.loads.retain(|load| *load != transfer);
+                            running.tickets.retain(|ticket| !ticket.is_complete());
+                            running.duplicates.extend(&duplicates);
                         }
                     }
                 }
+                Effect::LoadFailed { transfer, users } => {
+                    for id in users {
+                        let Some(request) = self.requests.get_mut(&id) else { continue };
+                        request.loads_failed = true;
+                        request.ending.get_or_insert(Ending::Requeue);
+                        if let Some(running) = request.running_mut() {
+                            running.loads.retain(|load| *load != transfer);
+                        }
+                        self.end_if_free(id)?;
+                    }
+                }
+                Effect::Prefetched { transfer, users } => self.prefetched(transfer, users)?,
             }
         }
         Ok(())
@@ -313,38 +311,19 @@ impl Core {
 
     /// Time has passed, or events came: cuts what is past its deadline, goes on with maintenance, forms plans.
     pub fn tick(&mut self, now: Time) -> Result<(), CoreError> {
-        self.cut_prefetches(now)?;
-        for id in std::mem::take(&mut self.to_prefetch) {
-            self.prefetch_again(now, id)?;
-        }
+        self.at(now);
+        self.cut_late_prefetches()?;
+        self.pump_prefetches()?;
         self.maintain(now)?;
-        self.form_plans(now)
-    }
-
-    fn cut_prefetches(&mut self, now: Time) -> Result<(), CoreError> {
-        let late: Vec<RequestId> = self
-            .requests
-            .values()
-            .filter(|request| request.held.as_ref().is_some_and(|held| held.deadline <= now))
-            .map(|request| request.id)
-            .collect();
-        for id in late {
-            self.stats.prefetch_timeouts += 1;
-            let Some(request) = self.requests.get_mut(&id) else { continue };
-            request.prefetch_cut = true;
-            let held = request.held.take();
-            for transfer in held.map(|held| held.waits).unwrap_or_default() {
-                self.control.leave(id, transfer)?;
-            }
-        }
-        Ok(())
+        self.form_plans(now)?;
+        self.apply()
     }
 
     /// When `tick` has to be called next, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Time> {
-        let holds =
-            self.requests.values().filter_map(|request| request.held.as_ref().map(|held| held.deadline));
-        holds.chain(self.maintenance.iter().map(|work| work.deadline)).min()
+        let holds = self.requests.values().filter_map(Request::held_until);
+        let maintenance = self.maintenance.iter().map(|work| work.deadline);
+        holds.chain(maintenance).chain(self.control.next_deadline()).min()
     }
 
     /// Whether nothing waits, runs or moves.
@@ -372,8 +351,9 @@ impl Core {
     pub fn stats(&self) -> CoreStats {
         let mut stats = self.stats.clone();
         stats.waiting = self.queue.len();
-        stats.held = self.requests.values().filter(|request| request.held.is_some()).count();
+        stats.held = self.requests.values().filter(|request| request.held_until().is_some()).count();
         stats.running = self.running.len();
+        stats.costs = Some(self.costs.report());
         stats.control = self.control.stats().clone();
         stats.tiers = [TierId::DEVICE, TierId::HOST, TierId::DISK].map(|tier| self.control.tier_stats(tier));
         stats.transfers_in_flight = self.control.transfers_in_flight();

@@ -4,7 +4,7 @@
 
 use crate::core::Core;
 use crate::maintenance::MaintenanceReport;
-use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure};
+use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure, StepTime};
 use crate::request::NewRequest;
 use crate::stats::CoreStats;
 use crate::CoreError;
@@ -77,7 +77,7 @@ pub enum DriverError {
 enum Command {
     Arrived(NewRequest),
     Aborted(RequestId),
-    PlanDone(PlanId, Vec<RowResult>),
+    PlanDone(PlanId, Vec<RowResult>, StepTime),
     PlanFailed(PlanId, StepFailure),
     Flush(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Demote(Vec<TierId>, Duration, Sender<MaintenanceReport>),
@@ -134,8 +134,13 @@ impl DriverHandle {
     }
 
     /// Reports a plan as carried out.
-    pub fn plan_done(&self, plan: PlanId, results: Vec<RowResult>) -> Result<(), DriverError> {
-        self.send_surely(Command::PlanDone(plan, results))
+    pub fn plan_done(
+        &self,
+        plan: PlanId,
+        results: Vec<RowResult>,
+        time: StepTime,
+    ) -> Result<(), DriverError> {
+        self.send_surely(Command::PlanDone(plan, results, time))
     }
 
     /// Reports a plan as failed.
@@ -315,7 +320,7 @@ impl Loop {
         match command {
             Command::Arrived(request) => self.core.arrived(now, request)?,
             Command::Aborted(request) => self.core.aborted(now, request)?,
-            Command::PlanDone(plan, results) => self.core.plan_done(now, plan, &results)?,
+            Command::PlanDone(plan, results, time) => self.core.plan_done(now, plan, &results, time)?,
             Command::PlanFailed(plan, why) => self.core.plan_failed(now, plan, why)?,
             Command::Flush(tiers, limit, reply) => self.core.flush(now + limit, tiers, reply),
             Command::Demote(tiers, limit, reply) => self.core.demote(now + limit, tiers, reply),

@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::plan::{Action, Refusal, RefusalKind};
 use crate::request::{Ending, Phase, Running};
 use crate::CoreError;
-use strata_types::{PageId, RequestId};
+use strata_types::{PageId, RequestId, TierId};
 
 /// Steps that may go wrong with a request on board before it is given up.
 const MAX_STEP_FAILURES: u32 = 3;
@@ -47,24 +47,18 @@ impl Core {
     pub(crate) fn put_back(&mut self, id: RequestId) -> Result<(), CoreError> {
         self.give_back(id)?;
         self.control.give_up_claim(id)?;
-        if let Some(request) = self.requests.get(&id) {
+        if let Some(request) = self.requests.get(&id).filter(|request| request.keep) {
             self.control.claim(id, &request.namespace, &request.tokens)?;
         }
-        self.to_prefetch.push(id);
+        self.to_prefetch.insert(id);
         self.enqueue(id);
         Ok(())
     }
 
     /// Gives back everything that a request holds; it is waiting afterwards.
     fn give_back(&mut self, id: RequestId) -> Result<(), CoreError> {
+        self.end_prefetch(id)?;
         let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
-        let held = request.held.take();
-        if let Some(pin) = request.host_pin.take() {
-            self.control.unpin(pin)?;
-        }
-        for transfer in held.map(|held| held.waits).unwrap_or_default() {
-            self.control.leave(id, transfer)?;
-        }
         if let Phase::Running(running) = std::mem::replace(&mut request.phase, Phase::Waiting) {
             let Running { pin, pages, published, mut duplicates, loads, .. } = *running;
             let private: &[PageId] = &pages[published as usize..];
@@ -75,13 +69,18 @@ impl Core {
         Ok(())
     }
 
-    /// A running request could not grow and no plan is outstanding: the youngest gives up its pages. Its whole
-    /// pages stay in the tree, on their way down by policy, and are hit again if nobody needs the room.
-    pub(crate) fn make_room(&mut self) -> Result<(), CoreError> {
+    /// A running request could not grow and no plan is outstanding: the youngest gives up its pages, unless copies
+    /// downward are about to free some. Its whole pages are backed up, stay in the tree, and are hit again. False if
+    /// room has to be waited for.
+    pub(crate) fn make_room(&mut self) -> Result<bool, CoreError> {
         let mut probe: Vec<PageId> = Vec::new();
         if self.control.reserve_device(1, &mut probe)? {
             // Pages came free meanwhile.
-            return Ok(self.control.free_device(&probe)?);
+            self.control.free_device(&probe)?;
+            return Ok(true);
+        }
+        if self.control.making_room(TierId::DEVICE) {
+            return Ok(false);
         }
         let youngest = self
             .running
@@ -90,11 +89,15 @@ impl Core {
             .filter(|request| request.running().is_some_and(|running| running.outstanding == 0))
             .max_by_key(|request| (request.arrived, request.id))
             .map(|request| request.id);
-        let Some(id) = youngest else { return Ok(()) };
+        let Some(id) = youngest else { return Ok(true) };
         self.stats.preemptions += 1;
         if let Some(request) = self.requests.get_mut(&id) {
             request.preemptions += 1;
+            let published = request.running().map_or(0, |running| running.published) as usize;
+            let whole = published * self.control.config().page_size as usize;
+            self.control.save_path(&request.namespace, &request.tokens[..whole])?;
         }
-        self.put_back(id)
+        self.put_back(id)?;
+        Ok(true)
     }
 }

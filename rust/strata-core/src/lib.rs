@@ -6,11 +6,13 @@
 mod admission;
 mod config;
 mod core;
+mod costs;
 mod driver;
 mod ending;
 mod maintenance;
 mod plan;
 mod planning;
+mod prefetch;
 mod request;
 mod stats;
 
@@ -18,7 +20,8 @@ pub use crate::core::Core;
 pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
 pub use maintenance::MaintenanceReport;
-pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure};
+pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
+pub use prefetch::{Adaptive, BestEffort, PrefetchPolicy, PrefetchView, Timeout, WaitForAll};
 pub use request::{Admission, NewRequest, Sources};
 pub use stats::CoreStats;
 

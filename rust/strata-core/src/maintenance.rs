@@ -83,28 +83,23 @@ impl Core {
 
     fn advance(&mut self, now: Time, work: &mut Maintenance) -> Result<bool, CoreError> {
         while let Some(tier) = work.tiers.first().copied() {
-            let below = match tier {
-                TierId::DEVICE => Some(TransferKind::Backup),
-                TierId::HOST => Some(TransferKind::Spill),
-                _ => None,
-            };
             let late = now >= work.deadline;
             if !work.keep {
                 // A copy under way would put back below what is forgotten above.
                 self.control.hold_copies(true);
-                let copying = self.control.transfers_of(TransferKind::Backup)
-                    + self.control.transfers_of(TransferKind::Spill);
-                if copying > 0 && !late {
+                let copying =
+                    [TierId::DEVICE, TierId::HOST].iter().any(|tier| self.control.copies_under_way(*tier));
+                if copying && !late {
                     return Ok(false);
                 }
-                work.report.timed_out |= copying > 0;
+                work.report.timed_out |= copying;
             }
-            if let (true, Some(kind)) = (work.keep, below) {
+            if work.keep {
                 if !work.pushed && !late {
                     work.report.moved[tier.index()] += self.control.push_down(tier)?;
                     work.pushed = true;
                 }
-                if self.control.transfers_of(kind) > 0 && !late {
+                if self.control.copies_under_way(tier) && !late {
                     return Ok(false);
                 }
             }

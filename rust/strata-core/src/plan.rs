@@ -2,6 +2,7 @@
 
 use crate::request::Admission;
 use std::sync::Arc;
+use std::time::Duration;
 use strata_control::ControlAction;
 use strata_types::{LoadTicket, PageId, PlanId, RequestId, Token};
 
@@ -55,6 +56,15 @@ pub struct RowResult {
     pub token: Option<Token>,
     /// The engine saw an end: a stop token, a stop text.
     pub finished: bool,
+}
+
+/// Where the time of a step went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepTime {
+    /// Computing; zero if it was not measured.
+    pub busy: Duration,
+    /// Waiting for loads.
+    pub stalled: Duration,
 }
 
 /// Why a plan was not carried out.

@@ -19,8 +19,7 @@ impl Core {
                 if !self.plans.is_empty() {
                     return Ok(());
                 }
-                self.short_of_pages = false;
-                self.make_room()?;
+                self.short_of_pages = !self.make_room()?;
             }
             let rows = match self.decide(now)? {
                 Decision::Idle => return Ok(()),
@@ -36,7 +35,8 @@ impl Core {
                 Decision::Decode(ids) => (PlanKind::Decode, self.decode_rows(&ids)?),
             };
             if rows.1.is_empty() {
-                if self.short_of_pages && self.plans.is_empty() {
+                let waits = self.control.making_room(TierId::DEVICE);
+                if self.short_of_pages && self.plans.is_empty() && !waits {
                     continue;
                 }
                 return Ok(());
@@ -49,10 +49,11 @@ impl Core {
     fn decide(&mut self, now: Time) -> Result<Decision, CoreError> {
         let mut waiting = self.waiting()?;
         // Pages of the next few may have sunk to disk while they waited.
-        let sunk = |waiting: &&mut Waiting| waiting.need.disk > 0 && !waiting.held;
-        for next in waiting.iter_mut().take(NEXT_FEW).filter(sunk) {
-            self.prefetch_again(now, next.id)?;
-            next.held = self.requests.get(&next.id).is_some_and(|request| request.held.is_some());
+        let sunk = |waiting: &&Waiting| waiting.need.disk > 0 && !waiting.held;
+        self.to_prefetch.extend(waiting.iter().take(NEXT_FEW).filter(sunk).map(|waiting| waiting.id));
+        self.pump_prefetches()?;
+        for next in waiting.iter_mut().take(NEXT_FEW) {
+            next.held = self.requests.get(&next.id).is_some_and(|request| request.held_until().is_some());
         }
         let prefilling: Vec<Prefilling> = self
             .running
@@ -224,7 +225,7 @@ impl Core {
         // An aborted request's last samples were not taken in: its KV may reach past the tokens known here.
         let known = running.computed.min(request.tokens.len());
         let (from, whole) = (running.published, (known / page_size) as u32);
-        if whole <= from {
+        if whole <= from || !request.keep {
             return Ok(());
         }
         let namespace = request.namespace;

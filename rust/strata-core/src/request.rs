@@ -1,6 +1,6 @@
 //! A request from arrival to release.
 
-use std::collections::HashSet;
+use crate::prefetch::Prefetching;
 use std::ops::Range;
 use std::sync::Arc;
 use strata_radix::Pin;
@@ -19,6 +19,8 @@ pub struct NewRequest {
     pub max_new_tokens: usize,
     /// Higher goes first.
     pub priority: i32,
+    /// Whether what it computes may be kept for others and written to lower tiers. What is cached is read either way.
+    pub keep: bool,
 }
 
 /// Where a prompt's tokens came from. The four sum to the prompt.
@@ -41,13 +43,6 @@ pub struct Admission {
     pub sources: Sources,
     /// How often the request gave its pages up for older ones before.
     pub preemptions: u32,
-}
-
-/// A prefetch that holds a request back.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub waits: HashSet<TransferId>,
-    pub deadline: Time,
 }
 
 /// What a running request holds.
@@ -100,9 +95,8 @@ pub(crate) struct Request {
     pub prompt: usize,
     pub max_new_tokens: usize,
     pub phase: Phase,
-    pub held: Option<Held>,
-    /// Keeps prefetched pages in host memory until the request is admitted.
-    pub host_pin: Option<Pin>,
+    pub keep: bool,
+    pub prefetch: Option<Prefetching>,
     /// Pages that were on disk alone when it arrived.
     pub from_disk: Range<u32>,
     pub ending: Option<Ending>,
@@ -131,8 +125,8 @@ impl Request {
             tokens: new.prompt,
             max_new_tokens: new.max_new_tokens,
             phase: Phase::Waiting,
-            held: None,
-            host_pin: None,
+            keep: new.keep,
+            prefetch: None,
             from_disk: 0..0,
             ending: None,
             loads_failed: false,
@@ -143,6 +137,11 @@ impl Request {
             sources_told: false,
             preemptions: 0,
         }
+    }
+
+    /// Until when its prefetch holds it back; none if nothing does.
+    pub fn held_until(&self) -> Option<Time> {
+        self.prefetch.as_ref().filter(|prefetch| !prefetch.waits.is_empty())?.until
     }
 
     pub fn running(&self) -> Option<&Running> {

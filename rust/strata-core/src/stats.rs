@@ -1,6 +1,8 @@
 //! What Core counts, for `/metrics` and `/cache`.
 
+use std::time::Duration;
 use strata_control::{ControlStats, TierStats};
+use strata_sched::cost::CostReport;
 
 /// Counters and gauges at one moment.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +31,12 @@ pub struct CoreStats {
     pub prefetch_timeouts: u64,
     /// Prompt tokens by source: device, host, disk, computed.
     pub prompt_tokens: [u64; 4],
+    /// Per tier, tokens that it held and that were computed all the same: that was quicker, or the tier was late.
+    pub recomputed_tokens: [u64; 3],
+    /// How long steps waited for loads.
+    pub load_stall: Duration,
+    /// What was learnt of the hardware.
+    pub costs: Option<CostReport>,
     /// Tokens generated.
     pub generated_tokens: u64,
     /// The controller's counters.

@@ -4,7 +4,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Setup, PROMPTS, VOCABULARY};
+use machine::{oracle, Machine, Prefetch, Setup, Write, PROMPTS, VOCABULARY};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -52,30 +52,38 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn setups() -> impl Strategy<Value = Setup> {
-    (
-        prop::sample::select(vec![1usize, 2, 4]),
+    let write = || prop::sample::select(vec![Write::Through, Write::Selective, Write::Back]);
+    let prefetch =
+        vec![Prefetch::Adaptive, Prefetch::Adaptive, Prefetch::BestEffort, Prefetch::Wait, Prefetch::Timeout];
+    let sizes = (
         10u32..24,
         prop::sample::select(vec![0u32, 5, 12, 40, 40]),
         prop::sample::select(vec![0u32, 5, 60, 60]),
-        1u32..3,
+        1u32..7,
+    );
+    let policies = ([write(), write()], prop::sample::select(prefetch));
+    (
+        prop::sample::select(vec![1usize, 2, 4]),
+        sizes,
+        policies,
         1usize..3,
         prop::sample::select(vec![3u32, 8, 64]),
         prop::sample::select(vec![0u8, 15]),
     )
-        .prop_map(
-            |(page_size, device, host, disk, selective, outstanding, batch_tokens, fault_percent)| {
-                let disk = if host == 0 { 0 } else { disk };
-                let device = device * 4 / page_size as u32 + 4;
-                Setup {
-                    page_size,
-                    pages: [device, host, disk],
-                    selective,
-                    outstanding,
-                    batch_tokens,
-                    fault_percent,
-                }
-            },
-        )
+        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent)| {
+            let (device, host, disk, staging) = sizes;
+            let device = device * 4 / page_size as u32 + 4;
+            Setup {
+                page_size,
+                pages: [device, host, disk],
+                write: policies.0,
+                prefetch: policies.1,
+                staging,
+                outstanding,
+                batch_tokens,
+                fault_percent,
+            }
+        })
 }
 
 fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {
@@ -85,6 +93,7 @@ fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {
 fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> CoreStats {
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, noise);
+    machine.unkept_every = 7;
     let mut wanted: HashMap<RequestId, Vec<Token>> = HashMap::new();
     let mut next = 0;
     for step in steps {

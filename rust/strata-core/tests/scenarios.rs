@@ -3,7 +3,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Setup, PROMPTS, VOCABULARY};
+use machine::{oracle, Machine, Prefetch, Setup, Write, PROMPTS, VOCABULARY};
 use std::time::Duration;
 use strata_core::StepFailure;
 use strata_types::{RequestId, TierId, Token, TransferKind};
@@ -14,7 +14,9 @@ fn a_late_load_is_not_tried_again() {
     let setup = Setup {
         page_size: 2,
         pages: [40, 40, 0],
-        selective: 1,
+        write: [Write::Through; 2],
+        prefetch: Prefetch::Adaptive,
+        staging: 0,
         outstanding: 2,
         batch_tokens: 64,
         fault_percent: 0,
@@ -52,7 +54,9 @@ fn a_preempted_request_does_not_take_its_pages_back_at_once() {
     let setup = Setup {
         page_size: 16,
         pages: [10, 0, 0],
-        selective: 1,
+        write: [Write::Through; 2],
+        prefetch: Prefetch::Adaptive,
+        staging: 0,
         outstanding: 2,
         batch_tokens: 64,
         fault_percent: 0,

@@ -6,8 +6,12 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-use strata_control::{ControlAction, ControlConfig, Selective, Through, WritePolicy};
-use strata_core::{Action, Core, CoreConfig, NewRequest, Plan, RefusalKind, RowResult, StepFailure};
+use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
+use strata_core::{
+    Action, Adaptive, BestEffort, Core, CoreConfig, NewRequest, Plan, PrefetchPolicy, RefusalKind, RowResult,
+    StepFailure, StepTime, Timeout, WaitForAll,
+};
+use strata_sched::cost::CostPrior;
 use strata_sched::{FirstComeFirstServed, Limits};
 use strata_types::{
     GroupId, Namespace, RequestId, ShardId, Time, Token, TransferCompletion, TransferDescriptor,
@@ -46,10 +50,50 @@ pub fn oracle(prompt: &[Token], max_new: usize) -> Vec<Token> {
 pub struct Setup {
     pub page_size: usize,
     pub pages: [u32; 3],
-    pub selective: u32,
+    /// Device to host, host to disk.
+    pub write: [Write; 2],
+    pub prefetch: Prefetch,
+    pub staging: u32,
     pub outstanding: usize,
     pub batch_tokens: u32,
     pub fault_percent: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Write {
+    Through,
+    Selective,
+    Back,
+}
+
+impl Write {
+    fn policy(self) -> Box<dyn WritePolicy> {
+        match self {
+            Write::Through => Box::new(Through),
+            Write::Selective => Box::new(Selective { accesses: 2 }),
+            Write::Back => Box::new(Back),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Prefetch {
+    Adaptive,
+    BestEffort,
+    Wait,
+    Timeout,
+}
+
+impl Prefetch {
+    fn policy(self) -> Box<dyn PrefetchPolicy> {
+        let limit = Duration::from_millis(30);
+        match self {
+            Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
+            Prefetch::BestEffort => Box::new(BestEffort),
+            Prefetch::Wait => Box::new(WaitForAll),
+            Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
+        }
+    }
 }
 
 pub struct Machine {
@@ -67,17 +111,12 @@ pub struct Machine {
     pub noise: u64,
     /// No token ends an answer.
     pub endless: bool,
+    /// One in so many requests asks for nothing of it to be kept; 0: none.
+    pub unkept_every: u64,
 }
 
 impl Machine {
     pub fn new(setup: Setup, noise: u64) -> Machine {
-        let policy = |n| -> Box<dyn WritePolicy> {
-            if n <= 1 {
-                Box::new(Through)
-            } else {
-                Box::new(Selective { accesses: n })
-            }
-        };
         let control = ControlConfig {
             page_size: setup.page_size as u32,
             group: GroupId(0),
@@ -85,8 +124,11 @@ impl Machine {
             page_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
-            backup: policy(setup.selective),
-            spill: policy(setup.selective),
+            staging_pages: setup.staging,
+            backup: setup.write[0].policy(),
+            spill: setup.write[1].policy(),
+            save_patience: Duration::from_millis(20),
+            disk_bytes_per_day: None,
             transfer_pages: 3,
             ghost_pages: 50,
         };
@@ -96,10 +138,14 @@ impl Machine {
             limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6 },
             outstanding_plans: setup.outstanding,
             max_waiting: 100,
-            prefetch_timeout: Duration::from_millis(30),
+            prefetch_policy: setup.prefetch.policy(),
+            prefetch_share: 0.6,
+            costs: CostPrior::default(),
         })
         .unwrap();
-        let memory = setup.pages.map(|pages| vec![vec![0; setup.page_size]; pages as usize]);
+        let [device, host, disk] = setup.pages;
+        let host = if host == 0 { setup.staging } else { host };
+        let memory = [device, host, disk].map(|pages| vec![vec![0; setup.page_size]; pages as usize]);
         Machine {
             core,
             setup,
@@ -114,6 +160,7 @@ impl Machine {
             refused: HashMap::new(),
             noise,
             endless: false,
+            unkept_every: 0,
         }
     }
 
@@ -257,7 +304,8 @@ impl Machine {
             }
             results.push(result);
         }
-        self.core.plan_done(self.now, plan.id, &results).unwrap();
+        let time = StepTime { busy: Duration::from_millis(2), ..StepTime::default() };
+        self.core.plan_done(self.now, plan.id, &results, time).unwrap();
         true
     }
 
@@ -298,6 +346,9 @@ impl Machine {
         PROMPTS.with(|prompts| prompts.borrow_mut().insert(id, (prompt.clone(), max_new_tokens)));
         self.streams.insert(id, Vec::new());
         let namespace = Namespace::new(salt, "");
-        self.core.arrived(self.now, NewRequest { id, namespace, prompt, max_new_tokens, priority }).unwrap();
+        // What is not to be kept must not change what anybody reads.
+        let keep = self.unkept_every == 0 || id.0 % self.unkept_every != 3;
+        let new = NewRequest { id, namespace, prompt, max_new_tokens, priority, keep };
+        self.core.arrived(self.now, new).unwrap();
     }
 }
