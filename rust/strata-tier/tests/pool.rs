@@ -41,7 +41,7 @@ impl NaivePool {
             Some(run) => run[..count].to_vec(),
             None => free.get(..count)?.to_vec(),
         };
-        chosen.iter().for_each(|page| drop(self.pages.insert(*page, Reserved)));
+        self.pages.extend(chosen.iter().map(|page| (*page, Reserved)));
         Some(chosen)
     }
 
@@ -67,7 +67,7 @@ impl NaivePool {
         match (first..end).find(|page| self.pages.get(page) != Some(&Free)) {
             Some(other) => self.step(other, "withhold", &[Free], Withheld),
             None => {
-                (first..end).for_each(|page| drop(self.pages.insert(page, Withheld)));
+                self.pages.extend((first..end).map(|page| (page, Withheld)));
                 true
             }
         }
