@@ -8,4 +8,4 @@ mod mover;
 mod pool;
 
 pub use mover::{completion_queue, CompletionReceiver, CompletionSender, Mover, SubmitError};
-pub use pool::{PagePool, PageState, PoolError};
+pub use pool::{Misuses, PagePool, PageState, PoolError};

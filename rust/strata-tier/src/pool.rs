@@ -1,8 +1,13 @@
 //! The pages of one tier. Each page is in exactly one state, and only these steps exist:
 //! `Free -> Reserved -> Resident -> Free`, `Reserved -> Free` (abort before any byte moved), and
-//! `Reserved | Resident -> Quarantined -> Free` while a device may still touch the page. Anything else is refused
-//! and counted, so a double free can never hand one page to two owners.
+//! `Reserved | Resident -> Quarantined -> Free` while a device may still touch the page. `Withheld` pages exist but
+//! are not given out: they wait to be adopted or offered. Anything else is refused and counted, so a double free
+//! can never hand one page to two owners.
+//!
+//! A pool can be resized under its users. Pages beyond a smaller capacity vanish at once if nobody owns them, and
+//! otherwise when they are given back: they are never handed out again.
 
+use std::ops::Range;
 use strata_types::PageId;
 use thiserror::Error;
 
@@ -11,6 +16,8 @@ use thiserror::Error;
 pub enum PageState {
     /// Nobody's.
     Free,
+    /// Nobody's, but not to be given out yet: what it holds has not been looked at.
+    Withheld,
     /// Given out, not whole yet.
     Reserved,
     /// Whole and owned by the tree or a request.
@@ -34,8 +41,8 @@ pub enum PoolError {
         /// The step that was asked for.
         step: &'static str,
     },
-    /// The page does not exist.
-    #[error("page {page} is outside the {pool} pool of {capacity} pages")]
+    /// The page does not exist, or not any more.
+    #[error("page {page} is outside the {pool} pool of {capacity} pages: cannot {step}")]
     Unknown {
         /// The pool's name.
         pool: &'static str,
@@ -43,75 +50,162 @@ pub enum PoolError {
         page: PageId,
         /// The pool's size.
         capacity: u32,
+        /// The step that was asked for.
+        step: &'static str,
     },
+}
+
+/// Steps that were refused, by what they would have done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Misuses {
+    /// A page that nobody owned was given back.
+    pub double_frees: u64,
+    /// A whole page was committed again.
+    pub double_commits: u64,
+    /// The page does not exist.
+    pub unknown_pages: u64,
+    /// Any other step from a state that it does not start from.
+    pub wrong_states: u64,
+}
+
+impl Misuses {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.double_frees + self.double_commits + self.unknown_pages + self.wrong_states
+    }
 }
 
 /// Bounds the search for a run of adjacent pages: 256k pages are looked at, a few microseconds' work.
 const WORDS_SEARCHED: usize = 4096;
 
-/// A fixed number of pages and their states.
+/// A number of pages and their states.
 #[derive(Debug)]
 pub struct PagePool {
     name: &'static str,
-    states: Vec<PageState>,
+    capacity: u32,
+    /// By page. Beyond the capacity only pages that still have an owner, and the last one does.
+    states: Vec<Option<PageState>>,
     /// A bit per free page, so that neighbours are handed out together: gathers become slices, I/Os merge.
     free_bits: Vec<u64>,
     /// No word before this one has a free page. Low pages first: memory that was used before is mapped and warm.
     first_free: usize,
-    free: u32,
-    quarantined: u32,
-    refused_steps: u64,
+    /// Pages by state.
+    counts: [u32; 5],
+    misuses: Misuses,
 }
 
 impl PagePool {
     /// A pool of free pages.
     pub fn new(name: &'static str, capacity: u32) -> PagePool {
-        let words = (capacity as usize).div_ceil(64);
-        let mut free_bits = vec![u64::MAX; words];
-        let used_in_last = capacity as usize % 64;
-        if let (Some(last), true) = (free_bits.last_mut(), used_in_last != 0) {
-            *last = (1 << used_in_last) - 1;
-        }
-        PagePool {
+        let mut pool = PagePool {
             name,
-            states: vec![PageState::Free; capacity as usize],
-            free_bits,
+            capacity: 0,
+            states: Vec::new(),
+            free_bits: Vec::new(),
             first_free: 0,
-            free: capacity,
-            quarantined: 0,
-            refused_steps: 0,
-        }
+            counts: [0; 5],
+            misuses: Misuses::default(),
+        };
+        pool.resize(capacity);
+        pool
     }
 
-    /// All pages of the pool.
+    /// Pages that the pool may hold.
     pub fn capacity(&self) -> u32 {
-        self.states.len() as u32
+        self.capacity
+    }
+
+    /// Pages in one state, those beyond the capacity included.
+    pub fn count(&self, state: PageState) -> u32 {
+        self.counts[state as usize]
     }
 
     /// Pages that can be reserved now.
     pub fn free_pages(&self) -> u32 {
-        self.free
+        self.count(PageState::Free)
     }
 
     /// Pages that wait for a device to let go.
     pub fn quarantined_pages(&self) -> u32 {
-        self.quarantined
+        self.count(PageState::Quarantined)
+    }
+
+    /// Pages that wait to be adopted or offered.
+    pub fn withheld_pages(&self) -> u32 {
+        self.count(PageState::Withheld)
     }
 
     /// Steps that were refused because the page was in another state.
     pub fn refused_steps(&self) -> u64 {
-        self.refused_steps
+        self.misuses.total()
     }
 
-    /// The state of one page.
+    /// Steps that were refused, by kind.
+    pub fn misuses(&self) -> Misuses {
+        self.misuses
+    }
+
+    /// The state of one page; none if it does not exist.
     pub fn state(&self, page: PageId) -> Option<PageState> {
-        self.states.get(page.0 as usize).copied()
+        self.states.get(page.0 as usize).copied().flatten()
+    }
+
+    /// Changes the capacity and returns how many owned pages are left beyond it (`pages_beyond`). New pages are free.
+    pub fn resize(&mut self, capacity: u32) -> usize {
+        for index in capacity..self.capacity {
+            if matches!(self.state(PageId(index)), Some(PageState::Free | PageState::Withheld)) {
+                self.set(index as usize, None);
+            }
+        }
+        let before = std::mem::replace(&mut self.capacity, capacity);
+        self.free_bits.resize((capacity as usize).div_ceil(64), 0);
+        self.states.resize(self.states.len().max(capacity as usize), None);
+        for index in before..capacity {
+            // A page that was still owned beyond the old capacity simply stays.
+            if self.states[index as usize].is_none() {
+                self.set(index as usize, Some(PageState::Free));
+            }
+        }
+        self.forget_vanished();
+        self.pages_beyond().count()
+    }
+
+    /// The pages beyond the capacity that somebody still owns, ascending. They vanish when they are given back.
+    pub fn pages_beyond(&self) -> impl Iterator<Item = (PageId, PageState)> + '_ {
+        let beyond = self.states.iter().enumerate().skip(self.capacity as usize);
+        beyond.filter_map(|(index, state)| state.map(|state| (PageId(index as u32), state)))
+    }
+
+    /// Whether no page is left beyond the capacity.
+    pub fn is_settled(&self) -> bool {
+        self.states.len() == self.capacity as usize
+    }
+
+    /// `Free -> Withheld` for a range of pages, all or none.
+    pub fn withhold(&mut self, pages: Range<u32>) -> Result<(), PoolError> {
+        for page in pages.clone() {
+            self.expect(PageId(page), "withhold", &[PageState::Free])?;
+        }
+        pages.for_each(|page| self.set(page as usize, Some(PageState::Withheld)));
+        Ok(())
+    }
+
+    /// `Withheld -> Free` for those of a range that are still withheld; the others, and pages that do not exist any
+    /// more, stay as they are. Returns how many became free.
+    pub fn offer(&mut self, pages: Range<u32>) -> u32 {
+        let before = self.free_pages();
+        for page in pages.start..pages.end.min(self.capacity) {
+            if self.state(PageId(page)) == Some(PageState::Withheld) {
+                self.set(page as usize, Some(PageState::Free));
+            }
+        }
+        self.free_pages() - before
     }
 
     /// Reserves `count` pages, appended to `out`; all of them or none. Adjacent ones if there is such a run, the
     /// lowest free ones otherwise; ascending either way.
     pub fn reserve(&mut self, count: u32, out: &mut Vec<PageId>) -> bool {
-        if count > self.free {
+        if count > self.free_pages() {
             return false;
         }
         while self.free_bits.get(self.first_free) == Some(&0) {
@@ -130,7 +224,7 @@ impl PagePool {
                 continue;
             }
             index += rest.trailing_zeros() as usize;
-            self.take(index);
+            self.set(index, Some(PageState::Reserved));
             out.push(PageId(index as u32));
             (index, left) = (index + 1, left - 1);
         }
@@ -171,12 +265,6 @@ impl PagePool {
         None
     }
 
-    fn take(&mut self, index: usize) {
-        self.states[index] = PageState::Reserved;
-        self.free_bits[index / 64] &= !(1 << (index % 64));
-        self.free -= 1;
-    }
-
     /// `Reserved -> Resident`: all bytes are there.
     pub fn commit(&mut self, page: PageId) -> Result<(), PoolError> {
         self.step(page, "commit", &[PageState::Reserved], PageState::Resident)
@@ -202,12 +290,9 @@ impl PagePool {
         self.step(page, "settle", &[PageState::Quarantined], PageState::Free)
     }
 
-    /// Takes one particular free page as resident: recovery found it whole on disk.
+    /// Takes one particular page as resident: recovery found it whole on disk.
     pub fn adopt(&mut self, page: PageId) -> Result<(), PoolError> {
-        self.step(page, "adopt", &[PageState::Free], PageState::Resident)?;
-        self.free -= 1;
-        self.free_bits[page.0 as usize / 64] &= !(1 << (page.0 % 64));
-        Ok(())
+        self.step(page, "adopt", &[PageState::Free, PageState::Withheld], PageState::Resident)
     }
 
     fn step(
@@ -217,35 +302,90 @@ impl PagePool {
         from: &[PageState],
         to: PageState,
     ) -> Result<(), PoolError> {
-        let capacity = self.capacity();
-        let Some(state) = self.states.get_mut(page.0 as usize) else {
-            self.refused_steps += 1;
-            return Err(PoolError::Unknown { pool: self.name, page, capacity });
-        };
-        if !from.contains(state) {
-            self.refused_steps += 1;
-            return Err(PoolError::WrongState { pool: self.name, page, state: *state, step });
-        }
-        self.quarantined -= u32::from(*state == PageState::Quarantined);
-        self.quarantined += u32::from(to == PageState::Quarantined);
-        *state = to;
-        if to == PageState::Free {
-            self.free += 1;
-            self.first_free = self.first_free.min(page.0 as usize / 64);
-            self.free_bits[page.0 as usize / 64] |= 1 << (page.0 % 64);
+        self.expect(page, step, from)?;
+        if to == PageState::Free && page.0 >= self.capacity {
+            self.set(page.0 as usize, None);
+            self.forget_vanished();
+        } else {
+            self.set(page.0 as usize, Some(to));
         }
         Ok(())
     }
 
-    /// Proves that the counters and the bitmap agree with the states.
-    pub fn check(&self) -> Result<(), String> {
-        let count = |wanted| self.states.iter().filter(|state| **state == wanted).count() as u32;
-        let bits: u32 = self.free_bits.iter().map(|word| word.count_ones()).sum();
-        if count(PageState::Free) != self.free || bits != self.free {
-            return Err(format!("{} pool: free {} but {bits} bits", self.name, self.free));
+    /// Refuses and counts a step from any other state.
+    fn expect(&mut self, page: PageId, step: &'static str, from: &[PageState]) -> Result<(), PoolError> {
+        let Some(state) = self.state(page) else {
+            self.misuses.unknown_pages += 1;
+            return Err(PoolError::Unknown { pool: self.name, page, capacity: self.capacity, step });
+        };
+        if from.contains(&state) {
+            return Ok(());
         }
-        if count(PageState::Quarantined) != self.quarantined {
-            return Err(format!("{} pool: quarantined {} is wrong", self.name, self.quarantined));
+        match (step, state) {
+            ("commit", PageState::Resident) => self.misuses.double_commits += 1,
+            ("abort" | "release" | "settle", PageState::Free) => self.misuses.double_frees += 1,
+            _ => self.misuses.wrong_states += 1,
+        }
+        Err(PoolError::WrongState { pool: self.name, page, state, step })
+    }
+
+    /// The one place where a state changes: counts and bits follow.
+    fn set(&mut self, index: usize, to: Option<PageState>) {
+        let from = std::mem::replace(&mut self.states[index], to);
+        let (word, bit) = (index / 64, 1 << (index % 64));
+        if let Some(from) = from {
+            self.counts[from as usize] -= 1;
+        }
+        if let Some(to) = to {
+            self.counts[to as usize] += 1;
+        }
+        if from == Some(PageState::Free) {
+            self.free_bits[word] &= !bit;
+        }
+        if to == Some(PageState::Free) {
+            self.free_bits[word] |= bit;
+            self.first_free = self.first_free.min(word);
+        }
+    }
+
+    fn forget_vanished(&mut self) {
+        while self.states.len() > self.capacity as usize && self.states.last() == Some(&None) {
+            self.states.pop();
+        }
+    }
+
+    /// Proves that the counters, the bits and the capacity agree with the states.
+    pub fn check(&self) -> Result<(), String> {
+        let wrong = |what: String| Err(format!("{} pool: {what}", self.name));
+        let mut counts = [0; 5];
+        let mut bits = vec![0; (self.capacity as usize).div_ceil(64)];
+        for (index, state) in self.states.iter().enumerate() {
+            let inside = index < self.capacity as usize;
+            match state {
+                None if inside => return wrong(format!("page {index} vanished")),
+                Some(PageState::Free | PageState::Withheld) if !inside => {
+                    return wrong(format!("page {index} is nobody's beyond {}", self.capacity));
+                }
+                Some(PageState::Free) => bits[index / 64] |= 1 << (index % 64),
+                _ => {}
+            }
+            if let Some(state) = state {
+                counts[*state as usize] += 1;
+            }
+        }
+        if counts != self.counts {
+            return wrong(format!("counted {:?}, found {counts:?}", self.counts));
+        }
+        if bits != self.free_bits {
+            return wrong("the bits of free pages are wrong".to_owned());
+        }
+        if bits.iter().take(self.first_free).any(|word| *word != 0) {
+            return wrong(format!("a page is free before word {}", self.first_free));
+        }
+        if self.states.len() < self.capacity as usize
+            || self.is_settled() != self.pages_beyond().next().is_none()
+        {
+            return wrong(format!("{} states for {} pages", self.states.len(), self.capacity));
         }
         Ok(())
     }
@@ -254,7 +394,6 @@ impl PagePool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     #[test]
     fn neighbours_come_together_and_all_or_nothing() {
@@ -289,29 +428,5 @@ mod tests {
         assert!(matches!(pool.release(pages[0]), Err(PoolError::WrongState { .. })));
         assert!(matches!(pool.release(PageId(9)), Err(PoolError::Unknown { capacity: 2, .. })));
         assert_eq!((pool.refused_steps(), pool.free_pages()), (3, 2));
-    }
-
-    proptest! {
-        #[test]
-        fn any_order_of_steps_keeps_the_books(steps in prop::collection::vec((0u8..7, 0u32..140), 1..300)) {
-            let mut pool = PagePool::new("test", 130);
-            let mut out = Vec::new();
-            for (step, page) in steps {
-                let id = PageId(page);
-                let before = pool.state(id);
-                let done = match step {
-                    0 => pool.reserve(page % 9, &mut out) || pool.free_pages() < page % 9,
-                    1 => pool.commit(id).is_ok() == (before == Some(PageState::Reserved)),
-                    2 => pool.abort(id).is_ok() == (before == Some(PageState::Reserved)),
-                    3 => pool.release(id).is_ok() == (before == Some(PageState::Resident)),
-                    4 => pool.quarantine(id).is_ok()
-                        == matches!(before, Some(PageState::Reserved | PageState::Resident)),
-                    5 => pool.settle(id).is_ok() == (before == Some(PageState::Quarantined)),
-                    _ => pool.adopt(id).is_ok() == (before == Some(PageState::Free)),
-                };
-                prop_assert!(done);
-                prop_assert_eq!(pool.check(), Ok(()));
-            }
-        }
     }
 }

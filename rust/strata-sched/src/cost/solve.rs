@@ -43,8 +43,9 @@ fn eliminate<const N: usize>(
     for pivot in (0..N).filter(|index| is_used(*index)) {
         for row in (pivot + 1..N).filter(|index| is_used(*index)) {
             let factor = matrix[row][pivot] / matrix[pivot][pivot];
-            for column in pivot..N {
-                matrix[row][column] -= factor * matrix[pivot][column];
+            let above = matrix[pivot];
+            for (value, above) in matrix[row].iter_mut().zip(above) {
+                *value -= factor * above;
             }
             target[row] -= factor * target[pivot];
         }
