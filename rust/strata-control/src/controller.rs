@@ -3,6 +3,7 @@
 use crate::budget::WriteBudget;
 use crate::config::ControlConfig;
 use crate::moving::Relays;
+use crate::recover::Recovery;
 use crate::saving::Saving;
 use crate::settle::Effect;
 use crate::stats::{ControlStats, TierStats};
@@ -46,6 +47,9 @@ pub struct CacheController {
     pub(crate) saving: [Saving; 2],
     pub(crate) relays: Relays,
     pub(crate) budget: WriteBudget,
+    pub(crate) recovery: Recovery,
+    /// The disk is being detached.
+    pub(crate) disk_leaves: bool,
     /// What happened to requests and was not told yet.
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) stats: ControlStats,
@@ -113,6 +117,8 @@ impl CacheController {
             saving: Default::default(),
             relays: Relays::default(),
             budget,
+            recovery: Recovery::default(),
+            disk_leaves: false,
             effects: VecDeque::new(),
             stats: ControlStats::default(),
             outbox: Vec::new(),
@@ -137,7 +143,8 @@ impl CacheController {
     /// Whether a tier exists and has room for anything. Staging is no tier.
     pub fn has(&self, tier: TierId) -> bool {
         let staging = tier == TierId::HOST && self.config.pages[tier.index()] == 0;
-        !staging && self.pools.get(tier.index()).is_some_and(|pool| pool.capacity() > 0)
+        let leaves = tier == TierId::DISK && self.disk_leaves;
+        !staging && !leaves && self.pools.get(tier.index()).is_some_and(|pool| pool.capacity() > 0)
     }
 
     /// The tier to which pages of this one are copied down, and the transfer that begins to move them.
@@ -228,11 +235,9 @@ impl CacheController {
             if count > self.available(tier) {
                 return Ok(false);
             }
-            if self.save_victims(tier, (count - free) as usize)? {
+            if self.save_before_eviction(tier, (count - free) as usize)? {
                 return Ok(false);
             }
-            // Copies that failed at once have freed or reserved nothing; the pool may still have changed.
-            let free = self.pools[tier.index()].free_pages().min(count);
             let evicted = self.tree.evict(self.config.group, tier, (count - free) as usize)?;
             self.stats.evicted[tier.index()] +=
                 evicted.iter().filter(|gone| gone.tier == tier).count() as u64;

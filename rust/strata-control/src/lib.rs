@@ -17,6 +17,7 @@ mod recover;
 mod saving;
 mod settle;
 mod stats;
+mod tiers;
 mod transfer;
 mod write;
 

@@ -5,7 +5,7 @@ use crate::ControlError;
 use std::collections::HashSet;
 use std::sync::Arc;
 use strata_radix::{Direction, Evicted, Pin};
-use strata_types::{Namespace, PageId, PageMove, PageRecord, TierId, Token, TransferId, TransferKind};
+use strata_types::{Namespace, PageId, PageMove, TierId, Token, TransferId, TransferKind};
 
 /// What emptying a tier did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +90,10 @@ impl CacheController {
         if tier == TierId::DISK {
             self.take_back(&disk)?;
             records.clear();
+            if self.pools[TierId::DISK.index()].withheld_pages() > 0 {
+                let waiting = self.recovery.flush();
+                self.erase_withheld(&waiting)?;
+            }
             let pool = &mut self.pools[TierId::DISK.index()];
             pool.reserve(pool.free_pages(), &mut records);
         }
@@ -111,6 +115,14 @@ impl CacheController {
         emptied
     }
 
+    /// Clears records that a recovery found and that are not wanted.
+    pub(crate) fn erase_withheld(&mut self, records: &[PageId]) -> Result<(), ControlError> {
+        for record in records {
+            self.pools[TierId::DISK.index()].adopt(*record)?;
+        }
+        self.erase(records.iter().copied())
+    }
+
     /// Clears records that have left the tree; they are in quarantine until the store has done so.
     fn erase(&mut self, records: impl Iterator<Item = PageId>) -> Result<(), ControlError> {
         let mut moves = Vec::new();
@@ -123,11 +135,5 @@ impl CacheController {
             self.start(Plan::new(TransferKind::Erase, Namespace::default(), none, 0, chunk.to_vec()))?;
         }
         Ok(())
-    }
-
-    /// Takes in what a scan of the disk found. Records whose parents are not there yet are tried again as long as
-    /// that helps; the rest, and records of pages known already, stay free. Returns how many match now.
-    pub fn recover(&mut self, found: Vec<(PageId, PageRecord)>) -> Result<u32, ControlError> {
-        crate::recover::recover(self, found)
     }
 }

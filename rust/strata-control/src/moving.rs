@@ -62,6 +62,15 @@ impl Relays {
     }
 }
 
+/// Where a relay ends. The tiers may have changed since it began.
+fn relay_end(kind: TransferKind) -> TierId {
+    if kind == TransferKind::Backup {
+        TierId::DISK
+    } else {
+        TierId::DEVICE
+    }
+}
+
 impl CacheController {
     /// Whether pages pass between device and disk through staging.
     pub fn is_staged(&self) -> bool {
@@ -76,10 +85,10 @@ impl CacheController {
 
     /// Where pages end up that a transfer of this kind begins to move.
     pub(crate) fn far_end(&self, kind: TransferKind) -> TierId {
-        match kind {
-            TransferKind::Backup if self.is_staged() => TierId::DISK,
-            TransferKind::Prefetch if self.is_staged() => TierId::DEVICE,
-            kind => kind.destination(),
+        if self.is_relayed(kind) {
+            relay_end(kind)
+        } else {
+            kind.destination()
         }
     }
 
@@ -192,7 +201,7 @@ impl CacheController {
 
     /// A relay that does not start: its far end is given back, and who waits for it is told.
     fn drop_relay(&mut self, relay: Relay) -> Result<(), ControlError> {
-        let far = self.far_end(relay.kind);
+        let far = relay_end(relay.kind);
         for step in &relay.moves {
             self.pools[far.index()].abort(step.to)?;
         }
@@ -265,8 +274,10 @@ impl CacheController {
 
     /// The first leg is over: what arrived whole goes on, the rest of staging and of the far end is free again.
     pub(crate) fn go_on(&mut self, mut transfer: Transfer, far: Vec<PageId>) -> Result<(), ControlError> {
-        let tier = self.far_end(transfer.kind);
-        let whole = if transfer.cancelled { 0 } else { transfer.pages_whole.min(far.len()) };
+        let tier = relay_end(transfer.kind);
+        // A disk that is to go takes nothing more.
+        let stops = transfer.cancelled || (self.disk_leaves && transfer.kind == TransferKind::Backup);
+        let whole = if stops { 0 } else { transfer.pages_whole.min(far.len()) };
         for (step, slot) in transfer.moves.drain(whole..).zip(&far[whole..]) {
             let staging = &mut self.pools[TierId::HOST.index()];
             match transfer.cancelled && transfer.kind != TransferKind::Prefetch {

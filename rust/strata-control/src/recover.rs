@@ -1,67 +1,167 @@
-//! After a restart: the records that a scan of the disk found become pages of the tree again, parents first.
+//! After a restart: the records that a scan of the disk finds become pages of the tree again while the store serves.
+//! A record is taken in once its parent is known. One that comes before its parent waits in a bounded index, its page
+//! withheld; what still waits when the scan ends is given back.
 
 use crate::controller::CacheController;
 use crate::ControlError;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use strata_radix::{Handle, RadixError};
 use strata_types::{PageId, PageKey, PageRecord, TierId, Token};
 
-/// Rebuilds paths from records. Each record's key and parent are recomputed, so a record that lies about either
-/// is left out, and with it everything that hangs below it.
-pub(crate) fn recover(
-    control: &mut CacheController,
-    found: Vec<(PageId, PageRecord)>,
-) -> Result<u32, ControlError> {
-    let group = control.config.group;
-    let page_size = control.config.page_size as usize;
-    let mut children: HashMap<PageKey, Vec<usize>> = HashMap::new();
-    let mut roots: Vec<usize> = Vec::new();
-    for (index, (_, record)) in found.iter().enumerate() {
-        if record.tokens.len() != page_size || record.parent.child(&record.tokens) != record.key {
-            continue;
-        }
-        if record.parent == record.namespace.root_key(group) {
-            roots.push(index);
-        } else {
-            children.entry(record.parent).or_default().push(index);
-        }
-    }
-    let mut recovered = 0;
-    for root in roots {
-        // Depth first along chains: each step inserts one straight run and leaves its branches for later.
-        let mut pending: Vec<(usize, Vec<Token>)> = vec![(root, Vec::new())];
-        while let Some((start, mut tokens)) = pending.pop() {
-            let first_page = (tokens.len() / page_size) as u32;
-            let mut slots = Vec::new();
-            let mut next = Some(start);
-            while let Some(index) = next {
-                let (slot, record) = &found[index];
-                tokens.extend_from_slice(&record.tokens);
-                slots.push(*slot);
-                let mut below = children.remove(&record.key).unwrap_or_default().into_iter();
-                next = below.next();
-                pending.extend(below.map(|branch| (branch, tokens.clone())));
-            }
-            recovered += adopt(control, &found[start].1, &tokens, first_page, &slots)?;
-        }
-    }
-    Ok(recovered)
+/// Records that may wait for their parents; more are given back at once.
+const MOST_ORPHANS: usize = 1 << 18;
+/// Pages taken in whose children can be recognised later.
+const MOST_PATHS: usize = 1 << 20;
+
+/// What a recovery under way has to remember.
+#[derive(Default)]
+pub(crate) struct Recovery {
+    /// Records by the key of their parent.
+    orphans: HashMap<PageKey, Vec<(PageId, PageRecord)>>,
+    waiting: usize,
+    /// The path of each page that was taken in.
+    paths: HashMap<PageKey, Handle>,
+    /// The disk was flushed meanwhile: what is found from now on is erased.
+    flushed: bool,
 }
 
-fn adopt(
-    control: &mut CacheController,
-    record: &PageRecord,
-    tokens: &[Token],
-    first_page: u32,
-    slots: &[PageId],
-) -> Result<u32, ControlError> {
-    let group = control.config.group;
-    let inserted = control.tree.insert(&record.namespace, group, tokens, TierId::DISK, slots, first_page)?;
-    let mut adopted = 0;
-    for slot in slots {
-        if !inserted.duplicates.iter().any(|(_, duplicate)| duplicate == slot) {
-            control.pools[TierId::DISK.index()].adopt(*slot)?;
-            adopted += 1;
-        }
+impl Recovery {
+    /// The pages of everything that waits, which is forgotten. What is found later is to be erased.
+    pub fn flush(&mut self) -> Vec<PageId> {
+        self.waiting = 0;
+        self.flushed = true;
+        self.orphans.drain().flat_map(|(_, waiting)| waiting).map(|(page, _)| page).collect()
     }
-    Ok(adopted)
+}
+
+impl CacheController {
+    /// Takes in what a scan found in a stretch of the disk; `last` ends the recovery. Records that lie about their key
+    /// are left out, and with them everything that hangs below them. Returns how many pages match that did not before.
+    pub fn recovered(
+        &mut self,
+        pages: Range<u32>,
+        found: Vec<(PageId, PageRecord)>,
+        last: bool,
+    ) -> Result<u32, ControlError> {
+        let mut recovery = std::mem::take(&mut self.recovery);
+        if recovery.flushed {
+            let unwanted: Vec<PageId> = found.into_iter().map(|(page, _)| page).collect();
+            self.erase_withheld(&unwanted)?;
+            self.offer(pages);
+            self.recovery.flushed = !last;
+            return Ok(0);
+        }
+        let mut starts = HashSet::new();
+        let mut waits = HashSet::new();
+        for (page, record) in found {
+            if !self.is_sound(&record) || recovery.waiting >= MOST_ORPHANS {
+                continue;
+            }
+            starts.insert((record.parent, record.namespace));
+            waits.insert(page);
+            recovery.waiting += 1;
+            recovery.orphans.entry(record.parent).or_default().push((page, record));
+        }
+        pages.filter(|page| !waits.contains(&PageId(*page))).for_each(|page| self.offer(page..page + 1));
+        let mut taken = 0;
+        for (parent, namespace) in starts {
+            let tokens = match recovery.paths.get(&parent) {
+                _ if parent == namespace.root_key(self.config.group) => Vec::new(),
+                // A path that was evicted meanwhile can take no children: they wait in vain and are given back.
+                Some(path) => match self.tree.page_path(*path) {
+                    Ok(tokens) => tokens,
+                    Err(_) => continue,
+                },
+                None => continue,
+            };
+            taken += self.take_in(&mut recovery, parent, tokens)?;
+        }
+        if last {
+            for (page, _) in recovery.orphans.into_values().flatten() {
+                self.offer(page.0..page.0 + 1);
+            }
+        } else {
+            self.recovery = recovery;
+        }
+        Ok(taken)
+    }
+
+    /// Takes in a whole scan at once.
+    pub fn recover(&mut self, found: Vec<(PageId, PageRecord)>) -> Result<u32, ControlError> {
+        let pages = 0..self.pools[TierId::DISK.index()].capacity();
+        self.recovered(pages, found, true)
+    }
+
+    /// Pages of the disk that hold nothing worth keeping are free from now on.
+    fn offer(&mut self, pages: Range<u32>) {
+        self.pools[TierId::DISK.index()].offer(pages);
+    }
+
+    fn is_sound(&self, record: &PageRecord) -> bool {
+        record.tokens.len() == self.config.page_size as usize
+            && record.parent.child(&record.tokens) == record.key
+    }
+
+    /// Everything that hangs below `parent`, whose path is `tokens`: depth first along chains, each inserted as one
+    /// straight run, its branches left for later.
+    fn take_in(
+        &mut self,
+        recovery: &mut Recovery,
+        parent: PageKey,
+        tokens: Vec<Token>,
+    ) -> Result<u32, ControlError> {
+        let mut taken = 0;
+        let children = recovery.orphans.remove(&parent).unwrap_or_default();
+        let mut pending: Vec<(PageId, PageRecord, Vec<Token>)> =
+            children.into_iter().map(|(page, record)| (page, record, tokens.clone())).collect();
+        while let Some((page, record, mut tokens)) = pending.pop() {
+            let first_page = (tokens.len() / self.config.page_size as usize) as u32;
+            let mut run = Vec::new();
+            let mut next = Some((page, record));
+            while let Some((page, record)) = next {
+                tokens.extend_from_slice(&record.tokens);
+                let mut below = recovery.orphans.remove(&record.key).unwrap_or_default().into_iter();
+                next = below.next();
+                pending.extend(below.map(|(page, record)| (page, record, tokens.clone())));
+                run.push((page, record));
+            }
+            recovery.waiting = recovery.waiting.saturating_sub(run.len());
+            taken += self.adopt(recovery, &tokens, first_page, &run)?;
+        }
+        Ok(taken)
+    }
+
+    fn adopt(
+        &mut self,
+        recovery: &mut Recovery,
+        tokens: &[Token],
+        first_page: u32,
+        run: &[(PageId, PageRecord)],
+    ) -> Result<u32, ControlError> {
+        let Some((_, first)) = run.first() else { return Ok(0) };
+        let slots: Vec<PageId> = run.iter().map(|(page, _)| *page).collect();
+        let (group, namespace) = (self.config.group, first.namespace);
+        let inserted = match self.tree.insert(&namespace, group, tokens, TierId::DISK, &slots, first_page) {
+            // The parent was evicted after it was taken in.
+            Err(RadixError::Gap { .. }) => {
+                slots.iter().for_each(|slot| self.offer(slot.0..slot.0 + 1));
+                return Ok(0);
+            }
+            inserted => inserted?,
+        };
+        let mut taken = 0;
+        for (number, (slot, record)) in (first_page + 1..).zip(run) {
+            if inserted.duplicates.iter().any(|(_, duplicate)| duplicate == slot) {
+                self.offer(slot.0..slot.0 + 1);
+            } else {
+                self.pools[TierId::DISK.index()].adopt(*slot)?;
+                taken += 1;
+            }
+            if recovery.paths.len() < MOST_PATHS {
+                recovery.paths.insert(record.key, inserted.handle.first(number));
+            }
+        }
+        Ok(taken)
+    }
 }

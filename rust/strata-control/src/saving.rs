@@ -23,6 +23,11 @@ impl CacheController {
         waits || self.downward(tier).is_some_and(|(_, kind)| self.transfers.count(kind) > 0)
     }
 
+    /// Whether pages of a tier are copied down before they are evicted.
+    pub fn saves_victims(&self, tier: TierId) -> bool {
+        self.downward(tier).is_some() && self.write_policy(tier).saves_victims()
+    }
+
     /// When an eviction that waits has to be tried again at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
         let waits = self.saving.iter().filter_map(|saving| saving.waiting);
@@ -38,7 +43,7 @@ impl CacheController {
 
     /// Copies down what an eviction of `wanted` pages would lose, if the write policy says so. True while the eviction
     /// has to wait for that.
-    pub(crate) fn save_victims(&mut self, tier: TierId, wanted: usize) -> Result<bool, ControlError> {
+    pub(crate) fn save_before_eviction(&mut self, tier: TierId, wanted: usize) -> Result<bool, ControlError> {
         let Some((below, kind)) = self.downward(tier) else { return Ok(false) };
         if self.copies_held || !self.write_policy(tier).saves_victims() {
             return Ok(false);

@@ -126,6 +126,12 @@ impl TransferTable {
         self.transfers.len()
     }
 
+    /// The transfers of some kinds.
+    pub fn of_kinds(&self, kinds: &[TransferKind]) -> Vec<TransferId> {
+        let found = self.transfers.iter().filter(|(_, transfer)| kinds.contains(&transfer.kind));
+        found.map(|(id, _)| *id).collect()
+    }
+
     pub fn count(&self, kind: TransferKind) -> usize {
         self.transfers.values().filter(|transfer| transfer.kind == kind).count()
     }

@@ -12,9 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
 use strata_control::{CacheController, ControlAction, Effect};
 use strata_sched::{Limits, Policy};
-use strata_types::{
-    PageId, PageRecord, PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId,
-};
+use strata_types::{PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId};
 
 /// The one writer: tree, controller and scheduler of one engine.
 pub struct Core {
@@ -70,11 +68,6 @@ impl Core {
             outbox: VecDeque::new(),
             stats: CoreStats::default(),
         })
-    }
-
-    /// Takes in what a scan of the disk found; returns how many pages match now.
-    pub fn recover(&mut self, found: Vec<(PageId, PageRecord)>) -> Result<u32, CoreError> {
-        Ok(self.control.recover(found)?)
     }
 
     /// What has to be done outside, in order.
@@ -141,16 +134,7 @@ impl Core {
         if self.requests.contains_key(&new.id) {
             return refuse(RefusalKind::Invalid, format!("request {} exists already", new.id));
         }
-        // The last token generated is never computed from, so it needs no place.
-        let places = new.prompt.len() + new.max_new_tokens - 1;
-        let room = self.control.tier_stats(TierId::DEVICE).capacity as usize * self.page_size();
-        if places.div_ceil(self.page_size()) * self.page_size() > room {
-            let reason = format!(
-                "{places} tokens (prompt {} + {} to generate) can never fit the device pool of {room} tokens: \
-                 ask for fewer or raise --device-memory",
-                new.prompt.len(),
-                new.max_new_tokens
-            );
+        if let Some(reason) = self.unfit(new.prompt.len(), new.max_new_tokens) {
             return refuse(RefusalKind::Invalid, reason);
         }
         // Counted together: a burst arrives before any of it can have been admitted.
@@ -163,6 +147,30 @@ impl Core {
             return refuse(RefusalKind::Busy, reason);
         }
         None
+    }
+
+    /// Why a request can never fit the device, if so. The last token generated is never computed from, so it needs no
+    /// place.
+    fn unfit(&self, prompt: usize, max_new_tokens: usize) -> Option<String> {
+        let places = prompt + max_new_tokens - 1;
+        let room = self.control.tier_stats(TierId::DEVICE).capacity as usize * self.page_size();
+        (places.div_ceil(self.page_size()) * self.page_size() > room).then(|| {
+            format!(
+                "{places} tokens (prompt {prompt} + {max_new_tokens} to generate) can never fit the device pool of \
+                 {room} tokens: ask for fewer or raise --device-memory"
+            )
+        })
+    }
+
+    /// Refuses those who wait and, now that the device has shrunk, can never fit. Who runs may go on.
+    pub(crate) fn refuse_unfit(&mut self) -> Result<(), CoreError> {
+        for id in self.queue.clone() {
+            let Some(request) = self.requests.get(&id) else { continue };
+            if let Some(reason) = self.unfit(request.prompt, request.max_new_tokens) {
+                self.give_up(id, RefusalKind::Invalid, reason)?;
+            }
+        }
+        Ok(())
     }
 
     /// Pages of a hit that are of use: the last token is always computed, for its logits.

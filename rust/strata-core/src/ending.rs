@@ -21,10 +21,7 @@ impl Core {
             request.ending = None;
             if request.step_failures >= MAX_STEP_FAILURES {
                 let reason = format!("{MAX_STEP_FAILURES} steps in a row failed under this request");
-                let refusal = Refusal { request: id, kind: RefusalKind::Failed, reason };
-                self.outbox.push_back(Action::Refuse(refusal));
-                self.stats.refused += 1;
-                return self.forget(id);
+                return self.give_up(id, RefusalKind::Failed, reason);
             }
             return self.put_back(id);
         }
@@ -32,6 +29,18 @@ impl Core {
             Ending::Finished => self.stats.finished += 1,
             _ => self.stats.aborted += 1,
         }
+        self.forget(id)
+    }
+
+    /// Ends a request without an answer.
+    pub(crate) fn give_up(
+        &mut self,
+        id: RequestId,
+        kind: RefusalKind,
+        reason: String,
+    ) -> Result<(), CoreError> {
+        self.outbox.push_back(Action::Refuse(Refusal { request: id, kind, reason }));
+        self.stats.refused += 1;
         self.forget(id)
     }
 
@@ -52,7 +61,8 @@ impl Core {
         }
         self.to_prefetch.insert(id);
         self.enqueue(id);
-        Ok(())
+        // The device may have shrunk while it ran.
+        self.refuse_unfit()
     }
 
     /// Gives back everything that a request holds; it is waiting afterwards.

@@ -28,6 +28,9 @@ enum Step {
     Compute,
     Demote(u8),
     Flush(u8),
+    Resize(u8, u32),
+    PlugDisk,
+    Scan,
     Wait,
     /// Everything under way ends.
     Drain,
@@ -45,6 +48,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => Just(Step::Compute),
         2 => (1u8..8).prop_map(Step::Demote),
         1 => (1u8..8).prop_map(Step::Flush),
+        1 => (0u8..3, 0u32..50).prop_map(|(tier, pages)| Step::Resize(tier, pages)),
+        1 => Just(Step::PlugDisk),
+        1 => Just(Step::Scan),
         1 => Just(Step::Wait),
         3 => Just(Step::Drain),
     ];
@@ -128,6 +134,17 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> CoreStats {
                     machine.core.flush(deadline, tiers, reply);
                 }
             }
+            Step::Resize(tier, pages) => {
+                // A device of a page or two refuses nearly everything.
+                let least = if tier == 0 { 6 } else { 0 };
+                if tier != 2 || (machine.attached && machine.detaching.is_none()) {
+                    let (reply, _answer) = crossbeam_channel::bounded(1);
+                    let deadline = machine.now + Duration::from_millis(40);
+                    machine.core.resize(deadline, TierId(tier), pages.max(least), reply);
+                }
+            }
+            Step::PlugDisk => machine.plug_disk(30),
+            Step::Scan => machine.scan_one(),
             Step::Drain => machine.drain(),
             Step::Wait => machine.now = machine.now + Duration::from_millis(35),
         }

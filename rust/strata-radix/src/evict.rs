@@ -6,7 +6,7 @@ use crate::error::RadixError;
 use crate::tree::HiRadixTree;
 use crate::values::{Evicted, MissingRun};
 use foldhash::quality::RandomState;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use std::ops::Range;
 use strata_types::{GroupId, TierId};
 
@@ -34,6 +34,22 @@ impl HiRadixTree {
         Ok(self.evict_from(place, usize::MAX, usize::MAX))
     }
 
+    /// Takes from a tier the pages whose slots are `first_slot` or higher, and those that hang below them there, unless
+    /// a pin keeps them: the tier shrinks. What else comes back is as for `evict`.
+    ///
+    /// # Errors
+    /// `UnknownPlace`.
+    pub fn evict_slots(
+        &mut self,
+        group: GroupId,
+        tier: TierId,
+        first_slot: u32,
+    ) -> Result<Vec<Evicted>, RadixError> {
+        let place = self.place(group, tier)?;
+        let victims = self.victims_by_slot(place, first_slot);
+        Ok(self.take_victims(place, victims))
+    }
+
     /// The pages that `evict` would take now and that `to` lacks, in the order in which it would take them.
     ///
     /// # Errors
@@ -57,10 +73,15 @@ impl HiRadixTree {
     }
 
     fn evict_from(&mut self, place: usize, pages: usize, most_passed_over: usize) -> Vec<Evicted> {
+        let victims = self.victims(place, pages, most_passed_over);
+        self.take_victims(place, victims)
+    }
+
+    fn take_victims(&mut self, place: usize, victims: Vec<(NodeId, Range<u32>)>) -> Vec<Evicted> {
         let mut out = Vec::new();
         // Taking one victim changes none of the others: what goes with it are copies of its descendants, and those
         // come before it.
-        for (id, victims) in self.victims(place, pages, most_passed_over) {
+        for (id, victims) in victims {
             let held = self.nodes[id].covered(self.group_of(place));
             self.take(id, place, victims.start, victims.end, &mut out);
             self.restore_prefix(id, place, held, &mut out);
@@ -88,6 +109,35 @@ impl HiRadixTree {
             }
             if left > 0 && count < end - start {
                 passed_over += 1;
+                self.block_ancestors(id, &mut blocked);
+            }
+        }
+        found
+    }
+
+    /// As `victims`, for the pages whose slots are `first_slot` or higher and all that hangs below them.
+    fn victims_by_slot(&self, place: usize, first_slot: u32) -> Vec<(NodeId, Range<u32>)> {
+        let order = &self.places[place].order;
+        let members = || std::iter::successors(order.first(), |id| order.after(*id));
+        let mut doomed: HashMap<NodeId, u32, RandomState> = HashMap::default();
+        for id in members() {
+            let run = &self.nodes[id].runs[place];
+            if let Some(index) = run.slots.iter().position(|slot| slot.0 >= first_slot) {
+                doomed.insert(id, run.start + index as u32);
+            }
+        }
+        let mut found = Vec::new();
+        let mut blocked: HashSet<NodeId, RandomState> = HashSet::default();
+        for id in members().filter(|_| !doomed.is_empty()) {
+            let run = &self.nodes[id].runs[place];
+            let (start, end) = (run.start, run.end());
+            let below = self.ascend(self.nodes[id].parent).any(|ancestor| doomed.contains_key(&ancestor));
+            let Some(wanted) = below.then_some(start).or_else(|| doomed.get(&id).copied()) else { continue };
+            let from = if blocked.contains(&id) { end } else { wanted.max(self.evictable_from(id, place)) };
+            if from < end {
+                found.push((id, from..end));
+            }
+            if from > start {
                 self.block_ancestors(id, &mut blocked);
             }
         }

@@ -22,6 +22,15 @@ impl Handle {
         self.pages
     }
 
+    /// The path of the first `pages` pages of this one; all of it if it is shorter.
+    #[must_use]
+    pub fn first(self, pages: u32) -> Handle {
+        if pages == 0 {
+            return Handle::EMPTY;
+        }
+        Handle { pages: pages.min(self.pages), ..self }
+    }
+
     /// Whether the path has no pages.
     pub fn is_empty(&self) -> bool {
         self.pages == 0

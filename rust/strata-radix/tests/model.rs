@@ -25,6 +25,7 @@ enum Step {
     Pin(Sequence, usize),
     Unpin(usize),
     Evict(usize, usize),
+    EvictSlots(usize, u32),
     Clear(usize),
     Remove(Sequence, usize, usize, usize),
     Claim(Sequence, u64),
@@ -52,6 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (sequence(), tier()).prop_map(|(s, t)| Step::Pin(s, t)),
         4 => (0usize..8).prop_map(Step::Unpin),
         4 => (tier(), 0usize..7).prop_map(|(t, pages)| Step::Evict(t, pages)),
+        2 => (tier(), 0u32..60).prop_map(|(t, first)| Step::EvictSlots(t, first)),
         1 => tier().prop_map(Step::Clear),
         1 => (sequence(), tier(), 0usize..8, 0usize..8).prop_map(|(s, t, a, b)| Step::Remove(s, t, a, b)),
         3 => (sequence(), owner()).prop_map(|(s, o)| Step::Claim(s, o)),
@@ -255,6 +257,11 @@ impl Pair {
                 assert_eq!(named, gone.filter(|slot| lacks.contains(slot)).collect());
                 assert!(evicted.iter().all(|copy| !copy.in_use));
                 assert_eq!(set(&evicted), self.naive.evict(*tier, *pages));
+            }
+            Step::EvictSlots(tier, first) => {
+                let evicted = self.tree.evict_slots(GROUP, TierId(*tier as u8), *first).unwrap();
+                assert!(evicted.iter().all(|copy| !copy.in_use));
+                assert_eq!(set(&evicted), self.naive.evict_slots(*tier, *first));
             }
             Step::Clear(tier) => {
                 let evicted = self.tree.clear(GROUP, TierId(*tier as u8)).unwrap();

@@ -3,23 +3,27 @@
 //! under some row.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
+use crossbeam_channel::{bounded, Receiver};
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
 use strata_core::{
-    Action, Adaptive, BestEffort, Core, CoreConfig, NewRequest, Plan, PrefetchPolicy, RefusalKind, RowResult,
-    StepFailure, StepTime, Timeout, WaitForAll,
+    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PrefetchPolicy,
+    RefusalKind, RowResult, StepFailure, StepTime, Timeout, WaitForAll,
 };
 use strata_sched::cost::CostPrior;
 use strata_sched::{FirstComeFirstServed, Limits};
 use strata_types::{
-    GroupId, Namespace, RequestId, ShardId, Time, Token, TransferCompletion, TransferDescriptor,
-    TransferError, TransferKind,
+    GroupId, Namespace, PageId, PageRecord, RequestId, ShardId, Time, Token, TransferCompletion,
+    TransferDescriptor, TransferError, TransferKind,
 };
 
 pub const VOCABULARY: u32 = 11;
 pub const END: Token = 7;
+/// Pages that any tier may grow to.
+pub const MOST_PAGES: u32 = 128;
 
 pub fn hash(previous: u64, token: Token) -> u64 {
     (previous ^ u64::from(token).wrapping_add(0x9e37_79b9))
@@ -111,6 +115,14 @@ pub struct Machine {
     pub noise: u64,
     /// No token ends an answer.
     pub endless: bool,
+    /// What a scan of the disk would find: the records whose headers are whole.
+    pub records: BTreeMap<PageId, PageRecord>,
+    /// Stretches of the disk that a scan under way has not reported yet.
+    pub to_scan: Vec<Range<u32>>,
+    /// Whether there is a disk, and the answer to being asked to go.
+    pub attached: bool,
+    pub found_again: u32,
+    pub detaching: Option<Receiver<MaintenanceReport>>,
     /// One in so many requests asks for nothing of it to be kept; 0: none.
     pub unkept_every: u64,
 }
@@ -143,9 +155,7 @@ impl Machine {
             costs: CostPrior::default(),
         })
         .unwrap();
-        let [device, host, disk] = setup.pages;
-        let host = if host == 0 { setup.staging } else { host };
-        let memory = [device, host, disk].map(|pages| vec![vec![0; setup.page_size]; pages as usize]);
+        let memory = setup.pages.map(|_| vec![vec![0; setup.page_size]; MOST_PAGES as usize]);
         Machine {
             core,
             setup,
@@ -160,6 +170,11 @@ impl Machine {
             refused: HashMap::new(),
             noise,
             endless: false,
+            records: BTreeMap::new(),
+            to_scan: Vec::new(),
+            attached: true,
+            found_again: 0,
+            detaching: None,
             unkept_every: 0,
         }
     }
@@ -189,10 +204,56 @@ impl Machine {
                 }
             }
         }
+        if let Some(Ok(report)) = self.detaching.as_ref().map(|answer| answer.try_recv()) {
+            self.attached &= report.timed_out;
+            self.detaching = None;
+        }
         self.core.check().unwrap();
     }
 
+    /// The disk is to go, or is there again with what it held and a scan under way.
+    pub fn plug_disk(&mut self, pages: u32) {
+        if self.attached && self.detaching.is_none() {
+            let (reply, answer) = bounded(1);
+            self.core.detach_disk(self.now + Duration::from_millis(40), reply);
+            self.detaching = Some(answer);
+        } else if !self.attached {
+            self.attached = true;
+            self.core.attach_disk(pages).unwrap();
+            self.records.retain(|page, _| page.0 < pages);
+            let half = pages / 2;
+            self.to_scan = vec![0..half, half..pages];
+        }
+    }
+
+    /// The scan of the disk reports one stretch.
+    pub fn scan_one(&mut self) {
+        if self.to_scan.is_empty() || !self.attached || self.detaching.is_some() {
+            return;
+        }
+        let index = self.random(self.to_scan.len());
+        let pages = self.to_scan.remove(index);
+        let inside = self.records.iter().filter(|(page, _)| pages.contains(&page.0));
+        let found = inside.map(|(page, record)| (*page, record.clone())).collect();
+        self.found_again += self.core.recovered(pages, found, self.to_scan.is_empty()).unwrap();
+    }
+
+    /// Headers are cleared before a payload and written after it.
+    fn keep_records(&mut self, transfer: &TransferDescriptor, whole: usize) {
+        for (index, step) in transfer.pages.iter().enumerate() {
+            match transfer.kind {
+                TransferKind::Spill if index < whole => {
+                    drop(self.records.insert(step.to, transfer.records[index].clone()));
+                }
+                TransferKind::Spill => drop(self.records.remove(&step.to)),
+                TransferKind::Erase if index < whole => drop(self.records.remove(&step.to)),
+                _ => {}
+            }
+        }
+    }
+
     pub fn finish(&mut self, transfer: TransferDescriptor, whole: usize, error: Option<TransferError>) {
+        self.keep_records(&transfer, whole);
         let (from, to) = (transfer.kind.source().index(), transfer.kind.destination().index());
         for (index, step) in transfer.pages.iter().enumerate() {
             if transfer.kind == TransferKind::Erase {
@@ -312,6 +373,7 @@ impl Machine {
     /// Lets everything end; a machine that never becomes idle is found by the caller.
     pub fn drain(&mut self) {
         for _ in 0..60_000 {
+            self.scan_one();
             let moved = self.move_one();
             let computed = self.compute_one();
             self.settle();

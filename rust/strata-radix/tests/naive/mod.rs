@@ -124,12 +124,29 @@ impl Naive {
     }
 
     pub fn evict(&mut self, tier: usize, pages: usize) -> BTreeSet<(usize, u32)> {
+        self.evict_among(tier, pages, |_| true)
+    }
+
+    pub fn evict_slots(&mut self, tier: usize, first: u32) -> BTreeSet<(usize, u32)> {
+        let high = |page: &Page| page.slots[tier].is_some_and(|slot| slot >= first) && page.pins[tier] == 0;
+        let doomed: Vec<Key> =
+            self.pages.iter().filter(|(_, page)| high(page)).map(|(key, _)| key.clone()).collect();
+        let below = |key: &Key| doomed.iter().any(|above| key.0 == above.0 && key.1.starts_with(&above.1));
+        self.evict_among(tier, usize::MAX, below)
+    }
+
+    fn evict_among(
+        &mut self,
+        tier: usize,
+        pages: usize,
+        wanted: impl Fn(&Key) -> bool,
+    ) -> BTreeSet<(usize, u32)> {
         let mut out = BTreeSet::new();
         let mut blocked: Vec<Key> = Vec::new();
         let mut left = pages;
         while left > 0 {
             let candidates = self.pages.iter().filter(|(key, page)| {
-                page.slots[tier].is_some() && page.pins[tier] == 0 && !blocked.contains(key)
+                page.slots[tier].is_some() && page.pins[tier] == 0 && !blocked.contains(key) && wanted(key)
             });
             let Some((key, page)) = candidates.min_by_key(|(_, page)| page.stamps[tier]) else { break };
             let (key, copies) = (key.clone(), page.slots.iter().flatten().count());
