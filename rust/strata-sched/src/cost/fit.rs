@@ -17,12 +17,12 @@ const TOLERANCE: f64 = 0.25;
 /// `UNUSUAL` times the median.
 const SURPRISE: f64 = 0.35;
 const UNUSUAL: f64 = 3.0;
-/// So many surprises are a change, if one fit of the latest measurements explains at least half of them. Fewer may
-/// be a burst of bad luck.
+/// So many surprises are a change, if one fit of the latest measurements explains at least two thirds of them. Fewer
+/// may be a burst of bad luck.
 const SURPRISES_OF_A_CHANGE: usize = 5;
 /// The spans of latest measurements in which a change is looked for: a short one for a change that all
 /// measurements feel, longer ones for a change that only some feel (a link's large transfers).
-const SPANS: [usize; 3] = [8, 16, 32];
+const SPANS: [usize; 5] = [8, 12, 16, 24, 32];
 /// The last known coefficients weigh as much as so many measurements.
 const MEMORY: f64 = 4.0;
 const REWEIGHTINGS: usize = 3;
@@ -156,7 +156,7 @@ impl<const N: usize> Fit<N> {
                 continue;
             }
             let candidate = self.refit(known, span);
-            if self.surprises(&candidate, threshold, span) * 2 <= surprises {
+            if self.surprises(&candidate, threshold, span) * 3 <= surprises {
                 self.samples.forget_before(span);
                 self.changes += 1;
                 return Some(candidate);

@@ -225,16 +225,19 @@ fn one_measurement_far_off_hardly_matters() {
 }
 
 #[test]
-fn a_tenth_of_measurements_far_off_hardly_matters() {
-    let (mut model, mut dice) = (CostModel::new(CostPrior::default()), Dice(3));
-    for number in 0..500 {
-        let off = if dice.unit() < 0.1 { 2.0 + 30.0 * dice.unit() } else { dice.noise(0.1) };
-        DISK.measure(&mut model, dice.size(4 * KIB, 64 * MIB), off);
-        if number > 50 {
-            for bytes in [4 * KIB, 256 * KIB, 64 * MIB] {
-                assert!(DISK.error(&model, bytes) < 0.15, "{number}: {}", DISK.error(&model, bytes));
+fn a_fifth_of_measurements_far_off_hardly_matters() {
+    for seed in 0..10 {
+        let (mut model, mut dice) = (CostModel::new(CostPrior::default()), Dice(seed));
+        for number in 0..300 {
+            let off = if dice.unit() < 0.2 { 2.0 + 30.0 * dice.unit() } else { dice.noise(0.1) };
+            DISK.measure(&mut model, dice.size(4 * KIB, 64 * MIB), off);
+            if number > 60 {
+                for bytes in [4 * KIB, MIB, 64 * MIB] {
+                    assert!(DISK.error(&model, bytes) < 0.1, "{number}: {}", DISK.error(&model, bytes));
+                }
             }
         }
+        assert_eq!(model.report().links[0].1.changes, 0, "bad luck is no change");
     }
 }
 
