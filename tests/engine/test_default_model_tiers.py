@@ -65,7 +65,7 @@ def engine(real: ServedModel, root: Path) -> Engine:
         device_memory="400MiB",
         host_memory="400MiB",
         disk_path=root,
-        disk_capacity="2GiB",
+        disk_capacity="4GiB",
     )
     return Engine(config, real)
 

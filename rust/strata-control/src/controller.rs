@@ -189,7 +189,10 @@ impl CacheController {
         let place = places.iter().find(|place| place.tier == tier && place.group == self.config.group);
         TierStats {
             capacity: pool.capacity(),
-            used: pool.capacity() - pool.free_pages(),
+            used: [PageState::Reserved, PageState::Resident, PageState::Quarantined]
+                .iter()
+                .map(|state| pool.count(*state))
+                .sum(),
             resident: place.map_or(0, |place| place.resident as u32),
             pinned: place.map_or(0, |place| place.pinned as u32),
             quarantined: pool.quarantined_pages(),
@@ -399,9 +402,7 @@ impl CacheController {
         for tier in [TierId::DEVICE, TierId::HOST, TierId::DISK] {
             let pool = &self.pools[tier.index()];
             pool.check().map_err(ControlError::Inconsistent)?;
-            let state = |wanted| {
-                (0..pool.capacity()).filter(|page| pool.state(PageId(*page)) == Some(wanted)).count() as u32
-            };
+            let state = |wanted| pool.count(wanted);
             let stats = self.tier_stats(tier);
             if state(PageState::Resident) != stats.resident {
                 return Err(ControlError::Inconsistent(format!(

@@ -91,7 +91,8 @@ impl CacheController {
             self.take_back(&disk)?;
             records.clear();
             if self.pools[TierId::DISK.index()].withheld_pages() > 0 {
-                let waiting = self.recovery.flush();
+                let mut waiting = self.recovery.flush();
+                waiting.retain(|page| self.is_unclaimed(*page));
                 self.erase_withheld(&waiting)?;
             }
             let pool = &mut self.pools[TierId::DISK.index()];

@@ -7,6 +7,7 @@ use crate::ControlError;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use strata_radix::{Handle, RadixError};
+use strata_tier::PageState;
 use strata_types::{PageId, PageKey, PageRecord, TierId, Token};
 
 /// Records that may wait for their parents; more are given back at once.
@@ -46,7 +47,8 @@ impl CacheController {
     ) -> Result<u32, ControlError> {
         let mut recovery = std::mem::take(&mut self.recovery);
         if recovery.flushed {
-            let unwanted: Vec<PageId> = found.into_iter().map(|(page, _)| page).collect();
+            let unwanted: Vec<PageId> =
+                found.into_iter().map(|(page, _)| page).filter(|page| self.is_unclaimed(*page)).collect();
             self.erase_withheld(&unwanted)?;
             self.offer(pages);
             self.recovery.flushed = !last;
@@ -55,7 +57,7 @@ impl CacheController {
         let mut starts = HashSet::new();
         let mut waits = HashSet::new();
         for (page, record) in found {
-            if !self.is_sound(&record) || recovery.waiting >= MOST_ORPHANS {
+            if !self.is_sound(page, &record) || recovery.waiting >= MOST_ORPHANS {
                 continue;
             }
             starts.insert((record.parent, record.namespace));
@@ -98,9 +100,15 @@ impl CacheController {
         self.pools[TierId::DISK.index()].offer(pages);
     }
 
-    fn is_sound(&self, record: &PageRecord) -> bool {
-        record.tokens.len() == self.config.page_size as usize
+    /// Whether a record can be taken in: it is what its key says, and the disk has not shrunk below its page.
+    fn is_sound(&self, page: PageId, record: &PageRecord) -> bool {
+        self.is_unclaimed(page)
+            && record.tokens.len() == self.config.page_size as usize
             && record.parent.child(&record.tokens) == record.key
+    }
+
+    pub(crate) fn is_unclaimed(&self, page: PageId) -> bool {
+        matches!(self.pools[TierId::DISK.index()].state(page), Some(PageState::Withheld | PageState::Free))
     }
 
     /// Everything that hangs below `parent`, whose path is `tokens`: depth first along chains, each inserted as one
@@ -119,14 +127,14 @@ impl CacheController {
             let first_page = (tokens.len() / self.config.page_size as usize) as u32;
             let mut run = Vec::new();
             let mut next = Some((page, record));
-            while let Some((page, record)) = next {
+            while let Some((page, record)) = next.filter(|(page, _)| self.is_unclaimed(*page)) {
                 tokens.extend_from_slice(&record.tokens);
                 let mut below = recovery.orphans.remove(&record.key).unwrap_or_default().into_iter();
                 next = below.next();
                 pending.extend(below.map(|(page, record)| (page, record, tokens.clone())));
                 run.push((page, record));
             }
-            recovery.waiting = recovery.waiting.saturating_sub(run.len());
+            recovery.waiting = recovery.waiting.saturating_sub(run.len().max(1));
             taken += self.adopt(recovery, &tokens, first_page, &run)?;
         }
         Ok(taken)

@@ -19,7 +19,9 @@ pub(crate) struct Saving {
 impl CacheController {
     /// Whether room in a tier may come from copies that are under way: an eviction that waits need not give up yet.
     pub fn making_room(&self, tier: TierId) -> bool {
-        let waits = self.saving.get(tier.index()).is_some_and(|saving| saving.waiting.is_some());
+        let patience = self.config.save_patience;
+        let fresh = |(since, _): (Time, Time)| self.now.since(since) < patience;
+        let waits = self.saving.get(tier.index()).is_some_and(|saving| saving.waiting.is_some_and(fresh));
         waits || self.downward(tier).is_some_and(|(_, kind)| self.transfers.count(kind) > 0)
     }
 
@@ -30,8 +32,8 @@ impl CacheController {
 
     /// When an eviction that waits has to be tried again at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
-        let waits = self.saving.iter().filter_map(|saving| saving.waiting);
-        waits.map(|(since, _)| since + self.config.save_patience).min()
+        let ends = |(since, _): (Time, Time)| since + self.config.save_patience;
+        self.saving.iter().filter_map(|saving| saving.waiting).map(ends).filter(|end| *end > self.now).min()
     }
 
     /// Notes that a copy out of a tier failed.

@@ -98,6 +98,7 @@ impl CacheController {
             }
             Leg::Second => {
                 let duplicates = self.commit(&transfer)?;
+                self.stats.staged_pages += transfer.pages_whole as u64;
                 for page in &duplicates {
                     self.pools[transfer.kind.destination().index()].abort(*page)?;
                 }

@@ -48,6 +48,8 @@ pub struct ControlStats {
     pub evicted: [u64; 3],
     /// Per tier, pages that a write-back policy should have copied down before they were evicted, and could not.
     pub unsaved_pages: [u64; 2],
+    /// Pages that went between device and disk without a host tier.
+    pub staged_pages: u64,
     /// Pages that were not written to disk because the daily budget was spent.
     pub over_budget_pages: u64,
     /// Records that did not hold what they should.

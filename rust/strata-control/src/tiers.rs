@@ -13,6 +13,10 @@ impl CacheController {
         let index = tier.index();
         let staging = if tier == TierId::HOST && pages == 0 { self.config.staging_pages } else { 0 };
         self.config.pages[index] = pages;
+        if tier == TierId::HOST {
+            // Pages that wait for more staging than there will be would wait for ever.
+            self.drop_relays()?;
+        }
         if self.pools[index].capacity() != pages.max(staging) {
             self.pools[index].resize(pages.max(staging));
         }

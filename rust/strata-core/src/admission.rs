@@ -62,6 +62,22 @@ impl Core {
         Ok(true)
     }
 
+    /// Tries again where nobody runs: what keeps a request out then are the prefetches of others who wait, whose pages
+    /// must not lose the pages before them. They let go and begin again later.
+    pub(crate) fn admit_alone(&mut self, id: RequestId) -> Result<bool, CoreError> {
+        if !self.running.is_empty() {
+            return Ok(false);
+        }
+        let prefetching = |request: &&Request| request.id != id && request.prefetch.is_some();
+        let others: Vec<RequestId> =
+            self.requests.values().filter(prefetching).map(|request| request.id).collect();
+        for other in &others {
+            self.end_prefetch(*other)?;
+            self.to_prefetch.insert(*other);
+        }
+        Ok(!others.is_empty() && self.admit(id)?)
+    }
+
     /// The queue as the policy sees it.
     pub(crate) fn waiting(&self) -> Result<Vec<Waiting>, CoreError> {
         let mut view = Vec::new();

@@ -95,7 +95,10 @@ impl Core {
             budget -= rows.last().map_or(0, |row: &PlanRow| row.length).min(budget);
         }
         for admission in admissions {
-            if budget == 0 || !self.may_join(&rows, admission.id) || !self.admit(admission.id)? {
+            if budget == 0 || !self.may_join(&rows, admission.id) {
+                break;
+            }
+            if !self.admit(admission.id)? && !self.admit_alone(admission.id)? {
                 break;
             }
             let row = self.chunk_row(admission.id, budget.min(admission.tokens as usize));

@@ -38,21 +38,21 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        4 => (0u8..3, 0usize..26, 0usize..6, 1usize..9, prop::bool::weighted(0.1), 0i32..2).prop_map(
+        8 => (0u8..3, 0usize..26, 0usize..6, 1usize..9, prop::bool::weighted(0.1), 0i32..2).prop_map(
             |(document, length, tail, max_new, salt, priority)| Step::Arrive {
                 document, length, tail, max_new, salt, priority
             }
         ),
-        2 => (0usize..8).prop_map(Step::Abort),
-        6 => Just(Step::Move),
-        8 => Just(Step::Compute),
-        2 => (1u8..8).prop_map(Step::Demote),
-        1 => (1u8..8).prop_map(Step::Flush),
+        4 => (0usize..8).prop_map(Step::Abort),
+        12 => Just(Step::Move),
+        16 => Just(Step::Compute),
+        4 => (1u8..8).prop_map(Step::Demote),
+        2 => (1u8..8).prop_map(Step::Flush),
         1 => (0u8..3, 0u32..50).prop_map(|(tier, pages)| Step::Resize(tier, pages)),
         1 => Just(Step::PlugDisk),
         1 => Just(Step::Scan),
-        1 => Just(Step::Wait),
-        3 => Just(Step::Drain),
+        2 => Just(Step::Wait),
+        6 => Just(Step::Drain),
     ];
     prop::collection::vec(step, 1..120)
 }
@@ -74,7 +74,7 @@ fn setups() -> impl Strategy<Value = Setup> {
         policies,
         1usize..3,
         prop::sample::select(vec![3u32, 8, 64]),
-        prop::sample::select(vec![0u8, 15]),
+        prop::sample::select(vec![0u8, 20]),
     )
         .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent)| {
             let (device, host, disk, staging) = sizes;
@@ -96,7 +96,7 @@ fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {
     (0..3).filter(|bit| mask & (1 << bit) != 0 && setup.pages[usize::from(*bit)] > 0).map(TierId).collect()
 }
 
-fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> CoreStats {
+fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, noise);
     machine.unkept_every = 7;
@@ -117,9 +117,8 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> CoreStats {
                 let mut ids: Vec<RequestId> = machine.streams.keys().copied().collect();
                 ids.sort_unstable();
                 if let Some(id) = ids.get(index).copied() {
-                    machine.streams.remove(&id);
                     wanted.remove(&id);
-                    machine.core.aborted(machine.now, id).unwrap();
+                    machine.abort(id);
                 }
             }
             Step::Move => drop(machine.move_one()),
@@ -159,7 +158,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> CoreStats {
             None => assert_eq!(machine.done.get(&id), Some(&answer), "request {id}"),
         }
     }
-    machine.core.stats()
+    (machine.core.stats(), machine.found_again)
 }
 
 #[test]
@@ -173,7 +172,9 @@ fn every_stream_equals_the_oracle() {
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let totals = RefCell::new(Totals::default());
     let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
-        totals.borrow_mut().add(&run(setup, steps, noise));
+        let (stats, found_again) = run(setup, steps, noise);
+        totals.borrow_mut().add(&stats);
+        *totals.borrow_mut().0.entry("found again".into()).or_default() += u64::from(found_again);
         Ok(())
     });
     if let Err(failure) = outcome {
@@ -199,6 +200,8 @@ impl Totals {
             ("discarded plans".into(), stats.plans_discarded),
             ("cut prefetches".into(), stats.prefetch_timeouts),
             ("corrupt records".into(), stats.control.corrupt_records),
+            ("pages through staging".into(), stats.control.staged_pages),
+            ("victims lost".into(), stats.control.unsaved_pages.iter().sum()),
             ("unknown completions".into(), stats.control.unknown_completions),
         ];
         for kind in kinds {

@@ -6,7 +6,7 @@ mod machine;
 use machine::{oracle, Machine, Prefetch, Setup, Write, PROMPTS, VOCABULARY};
 use std::time::Duration;
 use strata_core::StepFailure;
-use strata_types::{RequestId, TierId, Token, TransferKind};
+use strata_types::{RequestId, TierId, Token, TransferError, TransferKind};
 
 /// A link on which every load is late must not hold a request for ever: it is computed instead.
 #[test]
@@ -76,4 +76,60 @@ fn a_preempted_request_does_not_take_its_pages_back_at_once() {
     let stats = machine.core.stats();
     assert_eq!(stats.finished, 2);
     assert!((1..=2).contains(&stats.preemptions), "{} preemptions", stats.preemptions);
+}
+
+/// A prefetch pins its whole path; where the device holds the only copy of that path's first pages, those cannot be
+/// evicted. A request that needs the whole device must get it all the same, or nobody would ever run again.
+#[test]
+fn a_waiting_prefetch_does_not_keep_the_head_of_the_queue_out() {
+    let setup = Setup {
+        page_size: 1,
+        pages: [20, 40, 40],
+        write: [Write::Through; 2],
+        prefetch: Prefetch::Wait,
+        staging: 0,
+        outstanding: 1,
+        batch_tokens: 64,
+        fault_percent: 0,
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 5);
+    let prompt = |length: u32, step: u32| -> Vec<Token> {
+        (0..length).map(|index| index * step % VOCABULARY).collect()
+    };
+    let ask = |machine: &mut Machine, number, prompt: Vec<Token>, priority| {
+        machine.arrive(RequestId(number), prompt, 1, "", priority);
+        machine.settle();
+    };
+    // The first pages are never backed up, what comes after them is, and goes to disk.
+    ask(&mut machine, 1, prompt(6, 1), 0);
+    let first_pages: Vec<u32> = machine.plans[0].rows[0].pages.iter().map(|page| page.0).collect();
+    let pump = |machine: &mut Machine| {
+        while machine.compute_one() || !machine.transfers.is_empty() {
+            while let Some(transfer) = machine.transfers.pop_front() {
+                let source = transfer.pages[0].from.0;
+                let fails = transfer.kind == TransferKind::Backup && first_pages.contains(&source);
+                let error = TransferError::Io { operation: "backup".into(), reason: "EIO".into() };
+                let whole = if fails { 0 } else { transfer.pages.len() };
+                machine.finish(transfer, whole, fails.then_some(error));
+            }
+            machine.settle();
+        }
+    };
+    pump(&mut machine);
+    ask(&mut machine, 2, prompt(12, 1), 0);
+    pump(&mut machine);
+    let (reply, _answer) = crossbeam_channel::bounded(1);
+    let tiers = vec![TierId::DEVICE, TierId::HOST];
+    machine.core.demote(machine.now + Duration::from_secs(1), tiers, reply);
+    machine.settle();
+    pump(&mut machine);
+    ask(&mut machine, 4, prompt(13, 1), 0);
+    assert_eq!(machine.core.stats().held, 1, "{:?}", machine.core.stats().tiers);
+    ask(&mut machine, 5, prompt(20, 3), 1);
+    machine.drain();
+    for (id, prompt) in [(4, prompt(13, 1)), (5, prompt(20, 3))] {
+        assert_eq!(machine.done.get(&RequestId(id)), Some(&oracle(&prompt, 1)), "request {id}");
+    }
+    machine.core.check().unwrap();
 }

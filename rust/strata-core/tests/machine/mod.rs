@@ -111,6 +111,8 @@ pub struct Machine {
     pub streams: HashMap<RequestId, Vec<Token>>,
     pub last: HashMap<RequestId, Token>,
     pub done: HashMap<RequestId, Vec<Token>>,
+    /// What was sampled for requests that are gone: rows planned before that are still computed.
+    pub left: HashMap<RequestId, Vec<Token>>,
     pub refused: HashMap<RequestId, RefusalKind>,
     pub noise: u64,
     /// No token ends an answer.
@@ -167,6 +169,7 @@ impl Machine {
             streams: HashMap::new(),
             last: HashMap::new(),
             done: HashMap::new(),
+            left: HashMap::new(),
             refused: HashMap::new(),
             noise,
             endless: false,
@@ -191,7 +194,7 @@ impl Machine {
             match action {
                 Action::Plan(plan) => self.plans.push_back(plan),
                 Action::Refuse(refusal) => {
-                    self.streams.remove(&refusal.request);
+                    self.left.extend(self.streams.remove_entry(&refusal.request));
                     self.refused.insert(refusal.request, refusal.kind);
                 }
                 Action::Control(ControlAction::Submit(transfer)) => self.transfers.push_back(transfer),
@@ -385,7 +388,8 @@ impl Machine {
 
     pub fn known(&self, id: RequestId) -> Vec<Token> {
         let mut tokens = PROMPTS.with(|prompts| prompts.borrow()[&id].0.clone());
-        let stream = self.streams.get(&id).or_else(|| self.done.get(&id));
+        let gone = || self.done.get(&id).or_else(|| self.left.get(&id));
+        let stream = self.streams.get(&id).or_else(gone);
         tokens.extend(stream.into_iter().flatten());
         tokens
     }
@@ -396,6 +400,12 @@ thread_local! {
 }
 
 impl Machine {
+    /// The client goes away.
+    pub fn abort(&mut self, id: RequestId) {
+        self.left.extend(self.streams.remove_entry(&id));
+        self.core.aborted(self.now, id).unwrap();
+    }
+
     /// A request arrives; its answer is read from `done` once it is there.
     pub fn arrive(
         &mut self,
