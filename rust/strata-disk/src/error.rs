@@ -78,6 +78,14 @@ pub enum DiskError {
         /// The least cap that works.
         needed_bytes: u64,
     },
+    /// Recovery is still looking at what lies in the root.
+    #[error(
+        "disk root {root} is still being recovered: set another --disk-capacity when the last batch has arrived"
+    )]
+    Recovering {
+        /// The root.
+        root: PathBuf,
+    },
     /// The memory has pages of another size.
     #[error("host pages have {memory_bytes} bytes, records {page_bytes}: both must describe one KV shape")]
     PageBytes {

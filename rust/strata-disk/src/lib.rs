@@ -5,6 +5,8 @@
 //! The road of a transfer: `store` admits it, `transfer` cuts it into runs of adjacent records, `chain` turns each
 //! run into a chain of I/Os, an `IoEngine` executes them, `store` reports. `format` says what lies on the disk.
 
+mod background;
+mod capacity;
 mod chain;
 mod config;
 mod engine;
@@ -16,11 +18,15 @@ mod memory;
 mod recovery;
 mod registry;
 mod root;
+mod scan;
 mod segments;
+mod service;
 mod store;
 mod ticker;
 mod transfer;
+mod trial;
 mod usage;
+mod watch;
 
 pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
 pub use engine::{
@@ -32,7 +38,7 @@ pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};
 pub use geometry::{Geometry, BLOCK};
 pub use health::{DiskStats, Health};
 pub use memory::PageMemory;
-pub use recovery::{Recovered, RecoveredRecord};
+pub use recovery::{Recovered, RecoveredRecord, Recovery, RecoveryBatch};
 pub use root::{LOCK_FILE, MARKER_FILE};
 pub use store::DiskStore;
 pub use usage::disk_usage;

@@ -4,6 +4,7 @@ mod common;
 
 use common::{config, HeapPages};
 use std::sync::Arc;
+use std::time::Duration;
 use strata_disk::{DirectIo, DiskStore};
 use strata_tier::conformance::{run_all, MoverHarness};
 use strata_tier::{completion_queue, CompletionReceiver, Mover};
@@ -25,7 +26,8 @@ fn harness(page_size: u32, page_bytes: u32, direct: DirectIo) -> Harness {
     config.direct = direct;
     let (sender, completions) = completion_queue(16);
     let memory = HeapPages::new(16, page_bytes as usize);
-    let (store, _) = DiskStore::open(config, memory.clone(), sender).unwrap();
+    let (store, recovery) = DiskStore::open(config, memory.clone(), sender).unwrap();
+    recovery.wait(Duration::from_secs(30)).unwrap();
     Harness { store, memory, completions, page_size, page_bytes, _root: root }
 }
 

@@ -97,9 +97,10 @@ impl Rig {
         let memory = HeapPages::new(HOST_PAGES, config.page_bytes as usize);
         let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
         let page_size = config.page_size;
-        let (store, recovered) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
+        let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
             Ok(wrap(Arc::new(strata_disk::ThreadPoolEngine::new(threads, direct, page_bytes, probe)?)))
         })?;
+        let recovered = recovery.wait(PATIENCE)?;
         Ok(Rig { store, memory, completions, recovered, page_size, next: 0 })
     }
 
