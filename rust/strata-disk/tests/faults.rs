@@ -2,9 +2,9 @@
 #![allow(clippy::unwrap_used)]
 mod common;
 
-use common::{chain, config, pattern, Rig, PATIENCE};
+use common::{chain, config, pattern, wait_for, Rig};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use strata_disk::{DiskConfig, Fault, FaultyEngine, Health, IoEngine};
 use strata_tier::Mover;
 use strata_types::{TransferError, TransferKind};
@@ -23,14 +23,6 @@ fn faulty(config: DiskConfig) -> (Rig, Arc<FaultyEngine>) {
 
 fn single(root: &std::path::Path) -> DiskConfig {
     DiskConfig { threads: 1, ..config(root, 4 << 20, 16, 65_536) }
-}
-
-fn wait_for(condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "waited too long");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
