@@ -56,8 +56,18 @@ struct State {
     create_error: Option<i32>,
     sync_error: Option<i32>,
     held: usize,
+    /// How often held I/Os were released: one that was chosen before a release does not hold after it.
     releases: u64,
     lost: Vec<(Then, io::Result<usize>)>,
+    lost_releases: u64,
+}
+
+/// What happens to an I/O, and which releases it has missed.
+#[derive(Clone, Copy)]
+struct Chosen {
+    fault: Fault,
+    releases: u64,
+    lost_releases: u64,
 }
 
 impl FaultyEngine {
@@ -99,9 +109,9 @@ impl FaultyEngine {
     /// Everything goes well from now on; what is held or lost stays so.
     pub fn heal(&self) {
         let mut state = self.script.state();
-        let (held, releases) = (state.held, state.releases);
-        let lost = std::mem::take(&mut state.lost);
-        *state = State { held, releases, lost, ..State::default() };
+        (state.reads, state.writes) = Default::default();
+        (state.all_reads, state.all_writes) = (None, None);
+        (state.create_error, state.sync_error) = (None, None);
     }
 
     /// I/Os that are held now.
@@ -122,7 +132,11 @@ impl FaultyEngine {
 
     /// Lets all lost I/Os answer after all; what comes after them is executed. Returns how many there were.
     pub fn release_lost(&self) -> usize {
-        let lost = std::mem::take(&mut self.script.state().lost);
+        let lost = {
+            let mut state = self.script.state();
+            state.lost_releases += 1;
+            std::mem::take(&mut state.lost)
+        };
         let count = lost.len();
         for (then, result) in lost {
             if let Some(next) = then(result) {
@@ -138,29 +152,39 @@ impl Script {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self) {
+    fn hold(&self, before: u64) {
         let mut state = self.state();
         state.held += 1;
-        let before = state.releases;
         let wait = self.released.wait_timeout_while(state, PATIENCE, |state| state.releases == before);
         let (mut state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         state.held -= 1;
     }
 
-    fn next_fault(&self, operation: &Operation) -> Fault {
+    /// Takes a lost I/O in, unless it has been released since it was chosen.
+    fn lose(&self, then: Then, result: io::Result<usize>, before: u64) -> Option<(Then, io::Result<usize>)> {
+        let mut state = self.state();
+        if state.lost_releases != before {
+            return Some((then, result));
+        }
+        state.lost.push((then, result));
+        None
+    }
+
+    fn choose(&self, operation: &Operation) -> Chosen {
         let mut guard = self.state();
         let state = &mut *guard;
-        let (script, rest) = match operation {
-            Operation::Hop => return Fault::None,
-            Operation::Read { .. } => (&mut state.reads, state.all_reads),
-            Operation::Write { .. } => (&mut state.writes, state.all_writes),
+        let fault = match operation {
+            Operation::Hop => None,
+            Operation::Read { .. } => state.reads.pop_front().or(state.all_reads),
+            Operation::Write { .. } => state.writes.pop_front().or(state.all_writes),
         };
-        script.pop_front().or(rest).unwrap_or(Fault::None)
+        let (releases, lost_releases) = (state.releases, state.lost_releases);
+        Chosen { fault: fault.unwrap_or(Fault::None), releases, lost_releases }
     }
 
     /// Takes the next fault of the script and builds it into the I/O, and into those that follow it.
     fn wrap(self: &Arc<Self>, mut io: Io) -> Io {
-        let fault = self.next_fault(&io.operation);
+        let Chosen { fault, releases, lost_releases } = self.choose(&io.operation);
         let asked = io.bytes();
         let mut flipped = None;
         match fault {
@@ -175,8 +199,11 @@ impl Script {
             Fault::FlipBit(bit) => flipped = locate(&io, bit),
             _ => {}
         }
-        let (script, then) = (Arc::clone(self), io.then);
-        io.then = Box::new(move |result| {
+        let (script, mut then) = (Arc::clone(self), io.then);
+        io.then = Box::new(move |mut result| {
+            if fault == Fault::Lose {
+                (then, result) = script.lose(then, result, lost_releases)?;
+            }
             let result = match fault {
                 Fault::Error(number) => Err(io::Error::from_raw_os_error(number)),
                 Fault::Torn(_) => result.map(|_| asked),
@@ -185,12 +212,8 @@ impl Script {
                     result
                 }
                 Fault::Hold => {
-                    script.hold();
+                    script.hold(releases);
                     result
-                }
-                Fault::Lose => {
-                    script.state().lost.push((then, result));
-                    return None;
                 }
                 _ => result,
             };
