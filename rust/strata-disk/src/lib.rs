@@ -30,8 +30,8 @@ mod watch;
 
 pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
 pub use engine::{
-    Buffer, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine, Replay,
-    SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
+    Buffer, Fate, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine,
+    Replay, SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
 };
 pub use error::DiskError;
 pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};
