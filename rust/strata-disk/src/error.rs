@@ -47,10 +47,33 @@ pub enum DiskError {
         /// The file that would make it a root.
         marker: &'static str,
     },
+    /// The folder is no root at all.
+    #[error(
+        "{root} is no Strata disk root, it has no file {marker}: name the folder that --disk-path names"
+    )]
+    NotMarked {
+        /// The folder.
+        root: PathBuf,
+        /// The file that would make it a root.
+        marker: &'static str,
+    },
+    /// A fingerprint was named that is not there, or by too few digits.
+    #[error(
+        "{found} fingerprints of disk root {root} begin with {named:?}: \
+         give more digits of exactly one that `strata inspect` lists"
+    )]
+    UnknownFingerprint {
+        /// The root.
+        root: PathBuf,
+        /// What was named.
+        named: String,
+        /// How many begin like that.
+        found: usize,
+    },
     /// The root has another format.
     #[error(
         "disk root {root} has format {found:?}, this build reads {expected:?}: \
-         choose another --disk-path, or delete that root"
+         choose another --disk-path, or delete that folder"
     )]
     Format {
         /// The root.
