@@ -103,7 +103,7 @@ fn is_fixture(root: &Path, path: &Path, metadata: &Metadata) -> bool {
         || path == root.join(MARKER_FILE)
         || path == root.join(LOCK_FILE)
         || (metadata.is_dir() && is_fingerprint(path) && path.parent() == Some(root))
-        || (is_scratch(path) && path.parent().is_some_and(|folder| is_fingerprint(folder)))
+        || (is_scratch(path) && path.parent().is_some_and(is_fingerprint))
 }
 
 pub(crate) fn allocated(metadata: &Metadata) -> u64 {
