@@ -9,6 +9,8 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("strata.serve.__main__", "answer requests over HTTP in OpenAI's protocol"),
     "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
+    "inspect": ("strata.cli.inspect_command", "show what lies in a disk root"),
+    "purge": ("strata.cli.purge_command", "delete the records in a disk root"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""
 

@@ -81,7 +81,7 @@ impl Job {
 
     fn spill(&self, run: Run) -> Option<Io> {
         let segments = &self.shared.segments;
-        let file = match segments.create(run.segment, self.shared.engine.as_ref()) {
+        let file = match self.shared.create_segment(run.segment) {
             Ok(file) => file,
             Err(error) => {
                 let operation = format!("allocation of {}", segments.path(run.segment).display());
@@ -315,10 +315,13 @@ impl Job {
         then: impl FnOnce(Job, io::Result<usize>) -> Option<Io> + Send + 'static,
     ) -> Io {
         let (job, wanted) = (self.clone(), buffers.iter().map(Buffer::len).sum::<usize>());
-        let (flight, writes) = match &operation {
-            Operation::Read { file, .. } => (self.shared.monitor.take_off(what, file), false),
-            Operation::Write { file, .. } => (self.shared.monitor.take_off(what, file), true),
-            Operation::Hop => (0, false),
+        let flight = self.shared.monitor.number();
+        let writes = match &operation {
+            Operation::Read { file, .. } | Operation::Write { file, .. } => {
+                self.shared.monitor.take_off(flight, what, &file.path);
+                matches!(operation, Operation::Write { .. })
+            }
+            Operation::Hop => false,
         };
         let then = Box::new(move |result: io::Result<usize>| {
             let result = job.shared.account(what, flight, writes, wanted, result);

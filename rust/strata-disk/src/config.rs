@@ -46,6 +46,10 @@ pub struct DiskConfig {
     pub io_deadline: Duration,
     /// I/O failures in a row that take the store out of service.
     pub max_failures: u32,
+    /// How long a store that went out of service waits before it tries its disk; twice as long after each failure.
+    pub first_retry: Duration,
+    /// The longest of these waits.
+    pub last_retry: Duration,
     /// How long `close` waits for the kernel.
     pub close_deadline: Duration,
 }
@@ -73,6 +77,8 @@ impl DiskConfig {
             queue_depth: 256,
             io_deadline: Duration::from_secs(5),
             max_failures: 5,
+            first_retry: Duration::from_secs(1),
+            last_retry: Duration::from_secs(60),
             close_deadline: Duration::from_secs(10),
         }
     }

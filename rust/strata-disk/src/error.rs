@@ -47,10 +47,33 @@ pub enum DiskError {
         /// The file that would make it a root.
         marker: &'static str,
     },
+    /// The folder is no root at all.
+    #[error(
+        "{root} is no Strata disk root, it has no file {marker}: name the folder that --disk-path names"
+    )]
+    NotMarked {
+        /// The folder.
+        root: PathBuf,
+        /// The file that would make it a root.
+        marker: &'static str,
+    },
+    /// A fingerprint was named that is not there, or by too few digits.
+    #[error(
+        "{found} fingerprints of disk root {root} begin with {named:?}: \
+         give more digits of exactly one that `strata inspect` lists"
+    )]
+    UnknownFingerprint {
+        /// The root.
+        root: PathBuf,
+        /// What was named.
+        named: String,
+        /// How many begin like that.
+        found: usize,
+    },
     /// The root has another format.
     #[error(
         "disk root {root} has format {found:?}, this build reads {expected:?}: \
-         choose another --disk-path, or delete that root"
+         choose another --disk-path, or delete that folder"
     )]
     Format {
         /// The root.
@@ -77,6 +100,14 @@ pub enum DiskError {
         page_bytes: u32,
         /// The least cap that works.
         needed_bytes: u64,
+    },
+    /// Recovery is still looking at what lies in the root.
+    #[error(
+        "disk root {root} is still being recovered: set another --disk-capacity when the last batch has arrived"
+    )]
+    Recovering {
+        /// The root.
+        root: PathBuf,
     },
     /// The memory has pages of another size.
     #[error("host pages have {memory_bytes} bytes, records {page_bytes}: both must describe one KV shape")]

@@ -8,6 +8,7 @@
 //!     segment-000000.kh        0600  superblock (4 KiB), then the headers of records 0 .. n-1, padded to 4 KiB
 //!     segment-000000.kv        0600  the payloads of records 0 .. n-1, each padded to 4 KiB
 //!     segment-000001.kh, .kv         records n .. 2n-1, and so on
+//!     scratch.kh, .kv          0600  only while a disk that failed is tried
 //!
 //! superblock                          header of a record (P = page size in tokens)
 //! offset size                         offset  size
@@ -86,6 +87,12 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
+    /// Whether it belongs into the segments of that superblock.
+    pub(crate) fn is_of(&self, segment: &Superblock) -> bool {
+        (self.fingerprint, self.group, self.shard) == (segment.fingerprint, segment.group, segment.shard)
+            && self.payload_bytes == u64::from(segment.geometry.page_bytes)
+    }
+
     /// Bytes of a header with this page size.
     pub fn length(page_size: u32) -> usize {
         RECORD_FIXED + 4 * page_size as usize + 8

@@ -15,8 +15,8 @@ const USUAL_SEGMENT: u64 = 256 << 20;
 const MOST_INHERITED_SEGMENTS: u64 = 256;
 /// Extents that a block of an ext4 extent tree describes.
 const EXTENTS_PER_BLOCK: u64 = 340;
-/// Root folder, fingerprint folder, marker and lock file, a block each.
-const FIXED_COST: u64 = 4 * BLOCK;
+/// Root folder, fingerprint folder, marker, lock file and the two files of a trial, a block each.
+const FIXED_COST: u64 = 6 * BLOCK;
 /// The folder entries of a segment's two files, generously.
 const FOLDER_ENTRIES: u64 = 128;
 
@@ -54,8 +54,17 @@ impl Geometry {
 
     /// The least cap that holds one record.
     pub fn least_cap(page_size: u32, page_bytes: u32) -> u64 {
-        let geometry = Geometry { page_size, page_bytes, records_per_segment: 1 };
-        FIXED_COST + geometry.segment_cost() + FOLDER_ENTRIES
+        Geometry { page_size, page_bytes, records_per_segment: 1 }.cap_of_one()
+    }
+
+    /// The least cap that holds one segment.
+    pub fn cap_of_one(&self) -> u64 {
+        FIXED_COST + self.segment_cost() + FOLDER_ENTRIES
+    }
+
+    /// Segments that a store which is running may grow to: more would not be kept by the next start.
+    pub fn most_segments(&self, available: u64) -> u64 {
+        self.segments_within(available).min(MOST_INHERITED_SEGMENTS)
     }
 
     /// Segments that a cap of `available` bytes holds.

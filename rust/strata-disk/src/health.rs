@@ -1,12 +1,14 @@
 //! How the store does: what it has moved, what went wrong, which I/O is in flight since when. Failures in a row take
-//! it out of service; an I/O past its deadline makes it stalled until the kernel answers. A full disk is neither: it
-//! fails the spills that need a new segment, and reads go on.
+//! it out of service until a trial of the disk succeeds; an I/O past its deadline makes it stalled until the kernel
+//! answers. A full disk is neither: it fails the spills that need a new segment, and reads go on.
 
-use crate::engine::SegmentFile;
+use crate::config::DiskConfig;
+use crate::service::Service;
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Whether transfers are executed.
@@ -21,9 +23,9 @@ pub enum Health {
         /// For how long it has been in flight.
         elapsed: Duration,
     },
-    /// Too many failures in a row: transfers complete as `Unavailable` until `DiskStore::retry`.
+    /// Too many failures in a row: transfers complete as `Unavailable` until a trial of the disk succeeds.
     OutOfService {
-        /// The last failure.
+        /// The last failure, and when the disk is tried next.
         reason: String,
     },
     /// `close` was called.
@@ -49,6 +51,12 @@ pub struct DiskStats {
     pub syncs: u64,
     /// Completions that nobody took until the store closed.
     pub lost_completions: u64,
+    /// Ends of transfers that were not outstanding.
+    pub unknown_completions: u64,
+    /// Times that the store went out of service.
+    pub out_of_service: u64,
+    /// Times that it came back, after failures or after a hang.
+    pub returned_to_service: u64,
     /// What the whole root occupies, as of the last look (at least once in each sync interval).
     pub disk_usage_bytes: u64,
     /// Segments that exist.
@@ -67,6 +75,9 @@ pub(crate) struct Counters {
     pub checksum_failures: AtomicU64,
     pub syncs: AtomicU64,
     pub lost_completions: AtomicU64,
+    pub unknown_completions: AtomicU64,
+    pub out_of_service: AtomicU64,
+    pub returned_to_service: AtomicU64,
     pub disk_usage_bytes: AtomicU64,
 }
 
@@ -81,6 +92,9 @@ impl Counters {
             checksum_failures: self.checksum_failures.load(Relaxed),
             syncs: self.syncs.load(Relaxed),
             lost_completions: self.lost_completions.load(Relaxed),
+            unknown_completions: self.unknown_completions.load(Relaxed),
+            out_of_service: self.out_of_service.load(Relaxed),
+            returned_to_service: self.returned_to_service.load(Relaxed),
             disk_usage_bytes: self.disk_usage_bytes.load(Relaxed),
             segments: 0,
             outstanding: 0,
@@ -94,14 +108,10 @@ pub(crate) struct Monitor {
     deadline: Duration,
     max_failures: u32,
     failures: AtomicU32,
-    out_of_service: Mutex<Option<String>>,
-    flights: Mutex<Flights>,
-}
-
-#[derive(Default)]
-struct Flights {
-    numbered: u64,
-    begun: HashMap<u64, (Instant, &'static str, Arc<SegmentFile>)>,
+    service: Mutex<Service>,
+    was_stalled: AtomicBool,
+    numbered: AtomicU64,
+    flights: Mutex<HashMap<u64, (Instant, &'static str, PathBuf)>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,29 +119,32 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Monitor {
-    pub fn new(deadline: Duration, max_failures: u32) -> Monitor {
+    pub fn new(config: &DiskConfig) -> Monitor {
         Monitor {
             counters: Counters::default(),
-            deadline,
-            max_failures,
+            deadline: config.io_deadline,
+            max_failures: config.max_failures,
             failures: AtomicU32::new(0),
-            out_of_service: Mutex::new(None),
+            service: Mutex::new(Service::new(config.first_retry, config.last_retry)),
+            was_stalled: AtomicBool::new(false),
+            numbered: AtomicU64::new(0),
             flights: Mutex::default(),
         }
     }
 
-    /// Notes that an I/O takes off.
-    pub fn take_off(&self, operation: &'static str, file: &Arc<SegmentFile>) -> u64 {
-        let mut flights = locked(&self.flights);
-        flights.numbered += 1;
-        let number = flights.numbered;
-        flights.begun.insert(number, (Instant::now(), operation, Arc::clone(file)));
-        number
+    /// The number of an I/O that will take off.
+    pub fn number(&self) -> u64 {
+        self.numbered.fetch_add(1, Relaxed)
     }
 
-    /// Notes that it has answered; returns how long it was in flight.
+    /// Notes that an I/O takes off.
+    pub fn take_off(&self, number: u64, operation: &'static str, path: &Path) {
+        locked(&self.flights).insert(number, (Instant::now(), operation, path.to_owned()));
+    }
+
+    /// Notes that it has answered; returns how long it was in flight, nothing if it never took off.
     pub fn land(&self, number: u64) -> Duration {
-        let begun = locked(&self.flights).begun.remove(&number);
+        let begun = locked(&self.flights).remove(&number);
         begun.map(|(at, _, _)| at.elapsed()).unwrap_or_default()
     }
 
@@ -148,13 +161,38 @@ impl Monitor {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         if failures >= self.max_failures {
             let reason = format!("{failures} I/O failures in a row, the last: {operation}: {error}");
-            locked(&self.out_of_service).get_or_insert(reason);
+            if locked(&self.service).take_out(reason, Instant::now()) {
+                self.counters.out_of_service.fetch_add(1, Relaxed);
+            }
         }
     }
 
+    /// Whether a disk that is out of service should be tried now.
+    pub fn is_trial_due(&self) -> bool {
+        locked(&self.service).is_trial_due(Instant::now())
+    }
+
+    /// A trial has ended, well or with a reason.
+    pub fn trial_ended(&self, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => self.retry(),
+            Err(reason) => locked(&self.service).trial_failed(&reason, Instant::now()),
+        }
+    }
+
+    /// Takes the store back into service.
     pub fn retry(&self) {
         self.failures.store(0, Relaxed);
-        *locked(&self.out_of_service) = None;
+        if locked(&self.service).take_back(Instant::now()) {
+            self.counters.returned_to_service.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Transfers are executed: if they were not because an I/O hung, the store has come back.
+    pub fn note_up(&self) {
+        if self.was_stalled.swap(false, Relaxed) {
+            self.counters.returned_to_service.fetch_add(1, Relaxed);
+        }
     }
 
     /// Why nothing new is executed, if so.
@@ -162,6 +200,7 @@ impl Monitor {
         match self.health() {
             Health::OutOfService { reason } => Some(reason),
             Health::Stalled { operation, elapsed } => {
+                self.was_stalled.store(true, Relaxed);
                 Some(format!("{operation} has not answered for {:.1} s", elapsed.as_secs_f64()))
             }
             Health::Up | Health::Closed => None,
@@ -169,13 +208,13 @@ impl Monitor {
     }
 
     pub fn health(&self) -> Health {
-        if let Some(reason) = locked(&self.out_of_service).clone() {
+        if let Some(reason) = locked(&self.service).out_of_service(Instant::now()) {
             return Health::OutOfService { reason };
         }
         let flights = locked(&self.flights);
-        match flights.begun.values().min_by_key(|(at, _, _)| *at) {
-            Some((at, operation, file)) if at.elapsed() > self.deadline => Health::Stalled {
-                operation: format!("{operation} of {}", file.path.display()),
+        match flights.values().min_by_key(|(at, _, _)| *at) {
+            Some((at, operation, path)) if at.elapsed() > self.deadline => Health::Stalled {
+                operation: format!("{operation} of {}", path.display()),
                 elapsed: at.elapsed(),
             },
             _ => Health::Up,

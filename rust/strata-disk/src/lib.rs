@@ -5,6 +5,8 @@
 //! The road of a transfer: `store` admits it, `transfer` cuts it into runs of adjacent records, `chain` turns each
 //! run into a chain of I/Os, an `IoEngine` executes them, `store` reports. `format` says what lies on the disk.
 
+mod background;
+mod capacity;
 mod chain;
 mod config;
 mod engine;
@@ -12,27 +14,35 @@ mod error;
 mod format;
 mod geometry;
 mod health;
+mod inspect;
 mod memory;
+mod purge;
 mod recovery;
 mod registry;
 mod root;
+mod scan;
 mod segments;
+mod service;
 mod store;
 mod ticker;
 mod transfer;
+mod trial;
 mod usage;
+mod watch;
 
 pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
 pub use engine::{
-    Buffer, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine, Replay,
-    SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
+    Buffer, Fate, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine,
+    Replay, SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
 };
 pub use error::DiskError;
 pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};
 pub use geometry::{Geometry, BLOCK};
 pub use health::{DiskStats, Health};
+pub use inspect::{inspect, FolderInspection, Inspection};
 pub use memory::PageMemory;
-pub use recovery::{Recovered, RecoveredRecord};
+pub use purge::{purge, Purged};
+pub use recovery::{Recovered, RecoveredRecord, Recovery, RecoveryBatch};
 pub use root::{LOCK_FILE, MARKER_FILE};
 pub use store::DiskStore;
 pub use usage::disk_usage;

@@ -1,24 +1,41 @@
-//! What a restart finds: the headers of every segment of our fingerprint, and nothing of the payloads. A header that
-//! is damaged, another's, or of a payload beyond the end of its file frees its record; of two records with one key the
-//! newer stays, and the older is cleared on disk, so that it cannot come back once the newer is erased.
+//! Recovery: a thread that reads the headers of every segment while the store serves, and hands over what it finds in
+//! bounded batches. What it guarantees:
+//! - a page that no batch has named is not written by anybody else: the store refuses it;
+//! - no two records that it hands over have one key: the newest stays, the others are cleared on disk first, so that
+//!   they cannot come back once the newest is erased;
+//! - a header that is damaged, another's, or of a payload beyond the end of its file frees its record;
+//! - it ends within moments of `close`, unless the disk hangs.
+//!
+//! It reads headers twice: the first time to learn which record of each key is the newest and how new the newest of all
+//! is (a record that is written meanwhile must be newer), the second time to hand them over. Between the two it keeps
+//! 32 bytes of each record. Parents may come after their children.
 
-use crate::config::DiskConfig;
-use crate::engine::{Buffer, Io, IoEngine, Lane, Operation, Part, SegmentFile};
+use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentFile};
 use crate::error::at;
 use crate::format::{identity, HeaderError, RecordHeader, Superblock};
-use crate::geometry::{Geometry, BLOCK};
 use crate::segments::{bytes_of, Entry, Slot};
-use crate::usage::segment_number;
+use crate::store::Shared;
 use crate::DiskError;
-use crossbeam_channel::bounded;
-use std::collections::HashMap;
-use std::fs::{self, File};
+use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, SendTimeoutError, Sender};
+use std::collections::{HashMap, HashSet};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use strata_types::{PageId, PageKey, PageRecord};
+
+/// Bytes of headers that are read at once.
+const MOST_CHUNK_BYTES: u64 = 1 << 20;
+/// Records of a batch.
+const MOST_CHUNK_RECORDS: u32 = 4096;
+/// Batches that wait for their receiver.
+const MOST_WAITING: usize = 4;
+/// How soon recovery notices that the store closes.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// One page that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +46,21 @@ pub struct RecoveredRecord {
     pub record: PageRecord,
     /// Its age: higher was written later.
     pub sequence: u64,
+}
+
+/// What a stretch of the disk holds. From its arrival on these pages may be used; before, the store refuses them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryBatch {
+    /// The pages that were looked at.
+    pub pages: Range<u32>,
+    /// Those that hold a record; the others are free.
+    pub records: Vec<RecoveredRecord>,
+    /// Records whose header is damaged or whose payload is cut off; they are free.
+    pub damaged: u32,
+    /// Records that a newer one with the same key replaced; they are free.
+    pub superseded: u32,
+    /// Nothing comes after it.
+    pub last: bool,
 }
 
 /// Everything that was found.
@@ -42,156 +74,356 @@ pub struct Recovered {
     pub superseded: u32,
 }
 
-/// A segment as it was found.
-pub(crate) struct FoundSegment {
-    pub number: usize,
-    pub file: Arc<SegmentFile>,
-    pub slots: Vec<Slot>,
+/// Where recovery delivers. Whoever drops it declines the records; the pages become usable all the same.
+pub struct Recovery {
+    batches: Receiver<RecoveryBatch>,
+    root: PathBuf,
 }
 
-/// The outcome of a scan.
-pub(crate) struct Scan {
-    pub superblock: Superblock,
-    pub segments: Vec<FoundSegment>,
-    pub recovered: Recovered,
-    pub next_sequence: u64,
-}
-
-/// Reads the headers below `folder`. Segments that the geometry for `available` bytes has no place for are deleted.
-pub(crate) fn scan(
-    config: &DiskConfig,
-    folder: &Path,
-    available: u64,
-    engine: &dyn IoEngine,
-) -> Result<Option<Scan>, DiskError> {
-    let files = list(folder)?;
-    let Some(superblock) = agree(config, &files, available) else { return Ok(None) };
-    let geometry = superblock.geometry;
-    let most = geometry.segments_within(available) as usize;
-    let mut scan =
-        Scan { superblock, segments: Vec::new(), recovered: Recovered::default(), next_sequence: 1 };
-    let mut found = Vec::new();
-    for (number, path) in files {
-        if number >= most || read_superblock(&path) != Some(superblock) {
-            engine.remove(&path).map_err(at("delete segment", &path))?;
-            continue;
-        }
-        let Ok((file, slots, records)) = read_segment(&superblock, number, &path, engine) else {
-            // Not readable is not found: the store creates the segment anew when it needs it.
-            scan.recovered.damaged += geometry.records_per_segment;
-            continue;
-        };
-        scan.recovered.damaged += slots.iter().filter(|slot| **slot == Slot::Stale).count() as u32;
-        scan.segments.push(FoundSegment { number, file, slots });
-        found.extend(records);
+impl Recovery {
+    /// The batches; the channel ends after the last, or without it if the store closed first.
+    pub fn batches(&self) -> &Receiver<RecoveryBatch> {
+        &self.batches
     }
-    scan.next_sequence = found.iter().map(|record| record.sequence.saturating_add(1)).max().unwrap_or(1);
-    let (kept, superseded) = newest(found);
-    scan.recovered.superseded = superseded.len() as u32;
-    for page in superseded {
-        clear(config, &geometry, &mut scan.segments, page, engine)?;
-    }
-    scan.recovered.records = parents_first(kept);
-    Ok(Some(scan))
-}
 
-fn list(folder: &Path) -> Result<Vec<(usize, PathBuf)>, DiskError> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(at("list", folder))? {
-        let path = entry.map_err(at("list", folder))?.path();
-        if let Some(number) = segment_number(&path) {
-            files.push((number, Part::Payloads.path(&path)));
+    /// Waits for everything. For tests and small tools: it holds every record in memory at once.
+    pub fn wait(self, deadline: Duration) -> Result<Recovered, DiskError> {
+        let until = Instant::now() + deadline;
+        let mut all = Recovered::default();
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.batches.recv_timeout(left) {
+                Ok(batch) => {
+                    all.records.extend(batch.records);
+                    all.damaged += batch.damaged;
+                    all.superseded += batch.superseded;
+                    if batch.last {
+                        all.records = parents_first(all.records);
+                        return Ok(all);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    return Err(DiskError::Deadline {
+                        operation: "recovery",
+                        root: self.root,
+                        waited: deadline,
+                    });
+                }
+            }
         }
     }
-    files.sort();
-    files.dedup();
-    Ok(files)
 }
 
-/// The geometry of the first segment that is ours, if it suits the cap; else the one that suits it best.
-fn agree(config: &DiskConfig, files: &[(usize, PathBuf)], available: u64) -> Option<Superblock> {
-    let ours = |geometry| Superblock {
-        geometry,
-        group: config.group,
-        shard: config.shard,
-        fingerprint: config.fingerprint,
-    };
-    let inherited = files
-        .iter()
-        .filter_map(|(_, path)| read_superblock(path))
-        .find(|found| {
-            *found == ours(found.geometry)
-                && (found.geometry.page_size, found.geometry.page_bytes)
-                    == (config.page_size, config.page_bytes)
+/// The channel of a recovery.
+pub(crate) fn channel(root: PathBuf) -> (Sender<RecoveryBatch>, Recovery) {
+    let (sender, batches) = bounded(MOST_WAITING);
+    (sender, Recovery { batches, root })
+}
+
+/// A segment that is being recovered.
+struct Found {
+    number: usize,
+    file: Arc<SegmentFile>,
+    /// Of the payloads, before the file was made as long as it should be.
+    bytes: u64,
+}
+
+/// The store closes: recovery ends where it is.
+struct Stopped;
+
+/// Recovers the segments in `files`; for a thread of its own.
+pub(crate) fn run(shared: Arc<Shared>, files: Vec<(usize, PathBuf)>, batches: &Sender<RecoveryBatch>) {
+    let recovering = Recovering { shared, batches, damaged_unseen: 0, superseded: HashSet::new() };
+    // Whoever closed the store knows that its recovery did not end.
+    let _stopped = recovering.run(files);
+}
+
+struct Recovering<'a> {
+    shared: Arc<Shared>,
+    batches: &'a Sender<RecoveryBatch>,
+    /// Records of segments that could not even be opened.
+    damaged_unseen: u32,
+    superseded: HashSet<u32>,
+}
+
+impl Recovering<'_> {
+    fn run(mut self, files: Vec<(usize, PathBuf)>) -> Result<(), Stopped> {
+        let found = self.open(files)?;
+        let unreadable = self.compare(&found)?;
+        self.release_missing(&found)?;
+        for segment in &found {
+            for chunk in self.chunks() {
+                self.hand_over(segment, chunk, &unreadable)?;
+            }
+        }
+        let end = self.shared.segments.capacity();
+        self.shared.recovered.store(true, Ordering::Release);
+        self.send(RecoveryBatch {
+            pages: end..end,
+            damaged: self.damaged_unseen,
+            last: true,
+            ..RecoveryBatch::default()
         })
-        .filter(|found| found.geometry.still_fits(available));
-    inherited.or_else(|| Geometry::choose(config.page_size, config.page_bytes, available).map(ours))
-}
-
-fn read_superblock(path: &Path) -> Option<Superblock> {
-    let mut block = [0; BLOCK as usize];
-    File::open(Part::Headers.path(path)).ok()?.read_exact_at(&mut block, 0).ok()?;
-    Superblock::decode(&block).ok()
-}
-
-type Found = (Arc<SegmentFile>, Vec<Slot>, Vec<RecoveredRecord>);
-
-fn read_segment(ours: &Superblock, number: usize, path: &Path, engine: &dyn IoEngine) -> io::Result<Found> {
-    let geometry = ours.geometry;
-    let found_bytes = fs::metadata(path)?.len();
-    let file = engine.open(path, bytes_of(&geometry))?;
-    let start = geometry.header_offset(0);
-    let mut area = vec![0; (geometry.header_bytes() - start) as usize];
-    file.headers.read_exact_at(&mut area, start)?;
-    let (mut slots, mut records) = (Vec::new(), Vec::new());
-    for index in 0..geometry.records_per_segment {
-        let start = index as usize * geometry.header_slot() as usize;
-        let whole = geometry.payload_offset(index) + u64::from(geometry.page_bytes) <= found_bytes;
-        slots.push(match RecordHeader::decode(&area[start..], geometry.page_size) {
-            Err(HeaderError::Blank) => Slot::Blank,
-            Ok(header) if whole && is_ours(&header, ours) => {
-                let entry = Entry {
-                    identity: identity(&header.record),
-                    checksum: header.payload_checksum.to_le_bytes(),
-                };
-                let page = PageId(geometry.page(number, index));
-                records.push(RecoveredRecord { page, record: header.record, sequence: header.sequence });
-                Slot::Whole(entry)
-            }
-            _ => Slot::Stale,
-        });
     }
-    Ok((Arc::new(file), slots, records))
-}
 
-fn is_ours(header: &RecordHeader, ours: &Superblock) -> bool {
-    (header.fingerprint, header.group, header.shard) == (ours.fingerprint, ours.group, ours.shard)
-        && header.payload_bytes == u64::from(ours.geometry.page_bytes)
-}
+    fn is_stopped(&self) -> Result<(), Stopped> {
+        if self.shared.is_closing() {
+            return Err(Stopped);
+        }
+        Ok(())
+    }
 
-/// Splits into the newest record of each key and the pages of the others.
-fn newest(found: Vec<RecoveredRecord>) -> (Vec<RecoveredRecord>, Vec<PageId>) {
-    let mut best: HashMap<PageKey, RecoveredRecord> = HashMap::with_capacity(found.len());
-    let mut superseded = Vec::new();
-    for record in found {
-        match best.get_mut(&record.record.key) {
-            None => {
-                best.insert(record.record.key, record);
+    fn superblock(&self) -> &Superblock {
+        self.shared.segments.superblock()
+    }
+
+    fn open(&mut self, files: Vec<(usize, PathBuf)>) -> Result<Vec<Found>, Stopped> {
+        let geometry = self.shared.segments.geometry;
+        let mut found = Vec::with_capacity(files.len());
+        for (number, path) in files {
+            self.is_stopped()?;
+            let bytes = fs::metadata(&path).map(|metadata| metadata.len());
+            let opened =
+                bytes.and_then(|bytes| Ok((bytes, self.shared.engine.open(&path, bytes_of(&geometry))?)));
+            // Not readable is not found: the store creates the segment anew when it needs it.
+            let Ok((bytes, file)) = opened else {
+                self.damaged_unseen += geometry.records_per_segment;
+                continue;
+            };
+            let file = Arc::new(file);
+            self.shared.segments.adopt(number, Arc::clone(&file));
+            found.push(Found { number, file, bytes });
+        }
+        Ok(found)
+    }
+
+    /// Stretches of a segment that are read at once.
+    fn chunks(&self) -> impl Iterator<Item = Range<u32>> {
+        let geometry = self.shared.segments.geometry;
+        let most = (MOST_CHUNK_BYTES / geometry.header_slot()).clamp(1, u64::from(MOST_CHUNK_RECORDS)) as u32;
+        let end = geometry.records_per_segment;
+        (0..end).step_by(most as usize).map(move |start| start..end.min(start.saturating_add(most)))
+    }
+
+    /// Finds out which records a newer one replaces, and what sequence comes next. Returns the first pages of the
+    /// stretches that could not be read.
+    fn compare(&mut self, found: &[Found]) -> Result<HashSet<u32>, Stopped> {
+        let geometry = self.shared.segments.geometry;
+        let mut seen: Vec<Seen> = Vec::new();
+        let mut unreadable = HashSet::new();
+        for segment in found {
+            for chunk in self.chunks() {
+                let Ok(area) = self.read(segment, &chunk)? else {
+                    unreadable.insert(geometry.page(segment.number, chunk.start));
+                    continue;
+                };
+                for index in chunk.clone() {
+                    if let Ok(header) = self.decode(segment, &area, &chunk, index) {
+                        let page = geometry.page(segment.number, index);
+                        seen.push(Seen::new(&header.record.key, header.sequence, page));
+                    }
+                }
             }
-            Some(held) if held.sequence < record.sequence => {
-                superseded.push(held.page);
-                *held = record;
+        }
+        let newest = seen.iter().map(|record| record.sequence).max().unwrap_or(0);
+        self.shared.sequence.fetch_max(newest.saturating_add(1), Ordering::AcqRel);
+        self.superseded = superseded(seen);
+        Ok(unreadable)
+    }
+
+    /// The pages of segments that do not exist are free.
+    fn release_missing(&self, found: &[Found]) -> Result<(), Stopped> {
+        let segments = &self.shared.segments;
+        let present: HashSet<usize> = found.iter().map(|segment| segment.number).collect();
+        let mut missing: Range<u32> = 0..0;
+        let count = segments.capacity() / segments.geometry.records_per_segment;
+        for number in (0..count as usize).filter(|number| !present.contains(number)) {
+            segments.look_at_nothing(number);
+            let first = segments.geometry.page(number, 0);
+            let end = segments.geometry.page(number + 1, 0);
+            if missing.end == first {
+                missing.end = end;
+                continue;
             }
-            Some(_) => superseded.push(record.page),
+            self.send_free(std::mem::replace(&mut missing, first..end))?;
+        }
+        self.send_free(missing)
+    }
+
+    fn send_free(&self, pages: Range<u32>) -> Result<(), Stopped> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        self.send(RecoveryBatch { pages, ..RecoveryBatch::default() })
+    }
+
+    fn hand_over(
+        &self,
+        segment: &Found,
+        chunk: Range<u32>,
+        unreadable: &HashSet<u32>,
+    ) -> Result<(), Stopped> {
+        let geometry = self.shared.segments.geometry;
+        let first = geometry.page(segment.number, chunk.start);
+        let pages = first..first + chunk.len() as u32;
+        let mut batch = RecoveryBatch { pages, ..RecoveryBatch::default() };
+        let area = if unreadable.contains(&first) { None } else { self.read(segment, &chunk)?.ok() };
+        let mut slots = Vec::with_capacity(chunk.len());
+        for index in chunk.clone() {
+            let header = area.as_ref().map(|area| self.decode(segment, area, &chunk, index));
+            slots.push(self.judge(segment, index, header, &mut batch)?);
+        }
+        if !self.shared.segments.look(segment.number, chunk.start, &segment.file, slots) {
+            // Deleted under us: there is nothing any more.
+            batch.records.clear();
+        }
+        self.send(batch)
+    }
+
+    /// What a record is; what it adds to the batch.
+    fn judge(
+        &self,
+        segment: &Found,
+        index: u32,
+        header: Option<Result<RecordHeader, HeaderError>>,
+        batch: &mut RecoveryBatch,
+    ) -> Result<Slot, Stopped> {
+        let page = self.shared.segments.geometry.page(segment.number, index);
+        match header {
+            Some(Err(HeaderError::Blank)) => Ok(Slot::Blank),
+            Some(Ok(_)) if self.superseded.contains(&page) => {
+                batch.superseded += 1;
+                self.clear(segment, index)
+            }
+            Some(Ok(header)) => {
+                let checksum = header.payload_checksum.to_le_bytes();
+                let entry = Entry { identity: identity(&header.record), checksum };
+                let (page, record, sequence) = (PageId(page), header.record, header.sequence);
+                batch.records.push(RecoveredRecord { page, record, sequence });
+                Ok(Slot::Whole(entry))
+            }
+            Some(Err(_)) | None => {
+                batch.damaged += 1;
+                Ok(Slot::Stale)
+            }
         }
     }
-    let mut kept: Vec<RecoveredRecord> = best.into_values().collect();
-    kept.sort_by_key(|record| (record.sequence, record.page));
-    (kept, superseded)
+
+    fn decode(
+        &self,
+        segment: &Found,
+        area: &[u8],
+        chunk: &Range<u32>,
+        index: u32,
+    ) -> Result<RecordHeader, HeaderError> {
+        let geometry = self.shared.segments.geometry;
+        let start = (index - chunk.start) as usize * geometry.header_slot() as usize;
+        let header = RecordHeader::decode(&area[start..], geometry.page_size)?;
+        if geometry.payload_offset(index) + u64::from(geometry.page_bytes) > segment.bytes {
+            return Err(HeaderError::Mismatch("payload"));
+        }
+        if !header.is_of(self.superblock()) {
+            return Err(HeaderError::Mismatch("fingerprint, group or shard"));
+        }
+        Ok(header)
+    }
+
+    fn read(&self, segment: &Found, chunk: &Range<u32>) -> Result<io::Result<Vec<u8>>, Stopped> {
+        let geometry = self.shared.segments.geometry;
+        let bytes = vec![0; chunk.len() * geometry.header_slot() as usize];
+        let offset = geometry.header_offset(chunk.start);
+        let operation = Operation::Read { file: Arc::clone(&segment.file), part: Part::Headers, offset };
+        self.perform("read of the headers", Lane::Read, operation, bytes)
+    }
+
+    /// Clears a header. Where that fails it stays to be cleared before the record is used again.
+    fn clear(&self, segment: &Found, index: u32) -> Result<Slot, Stopped> {
+        let geometry = self.shared.segments.geometry;
+        let zeros = vec![0; geometry.header_slot() as usize];
+        let offset = geometry.header_offset(index);
+        let operation = Operation::Write { file: Arc::clone(&segment.file), part: Part::Headers, offset };
+        let cleared = self.perform("clearing of a superseded header", Lane::Write, operation, zeros)?;
+        Ok(if cleared.is_ok() { Slot::Blank } else { Slot::Stale })
+    }
+
+    /// One I/O, all of it or an error. Waits as long as the disk takes, or until the store closes.
+    fn perform(
+        &self,
+        what: &'static str,
+        lane: Lane,
+        operation: Operation,
+        mut bytes: Vec<u8>,
+    ) -> Result<io::Result<Vec<u8>>, Stopped> {
+        self.is_stopped()?;
+        let (writes, wanted) = (matches!(operation, Operation::Write { .. }), bytes.len());
+        let flight = self.shared.monitor.number();
+        if let Operation::Read { file, .. } | Operation::Write { file, .. } = &operation {
+            self.shared.monitor.take_off(flight, what, &file.path);
+        }
+        let pointer = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        // SAFETY: `bytes` moves into the `then` below and its heap block stays where it is until that has run.
+        let buffers = vec![unsafe { Buffer::new(pointer, bytes.len()) }];
+        let (sender, answer) = bounded(1);
+        let shared = Arc::clone(&self.shared);
+        let then = Box::new(move |result: io::Result<usize>| {
+            let result = shared.account(what, flight, writes, wanted, result);
+            // Nobody listens only if the store closes.
+            let _stopped = sender.try_send(result.map(|moved| (moved, bytes)));
+            None
+        });
+        self.shared.engine.submit(Io { lane, operation, buffers, then });
+        loop {
+            match answer.recv_timeout(GLANCE) {
+                Ok(Ok((moved, bytes))) if moved == wanted => return Ok(Ok(bytes)),
+                Ok(Ok(_)) => return Ok(Err(io::ErrorKind::UnexpectedEof.into())),
+                Ok(Err(error)) => return Ok(Err(error)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(Err(io::ErrorKind::BrokenPipe.into())),
+                Err(RecvTimeoutError::Timeout) => self.is_stopped()?,
+            }
+        }
+    }
+
+    /// Hands a batch over; waits while its receiver is behind, unless the store closes.
+    fn send(&self, mut batch: RecoveryBatch) -> Result<(), Stopped> {
+        loop {
+            self.is_stopped()?;
+            match self.batches.send_timeout(batch, GLANCE) {
+                Ok(()) => return Ok(()),
+                Err(SendTimeoutError::Timeout(back)) => batch = back,
+                // Nobody wants to know: what follows is for the store's own books.
+                Err(SendTimeoutError::Disconnected(_)) => return Ok(()),
+            }
+        }
+    }
+}
+
+/// What is kept of a header until all have been seen. Half a key: two pages with the same half are as likely as two
+/// files with the same MD5 by chance, and the older of them would be computed again.
+#[derive(Clone, Copy)]
+struct Seen {
+    key: [u8; 16],
+    sequence: u64,
+    page: u32,
+}
+
+impl Seen {
+    fn new(key: &PageKey, sequence: u64, page: u32) -> Seen {
+        let mut half = [0; 16];
+        half.copy_from_slice(&key.0[..16]);
+        Seen { key: half, sequence, page }
+    }
+}
+
+/// The pages of all records but the newest of each key.
+fn superseded(mut seen: Vec<Seen>) -> HashSet<u32> {
+    seen.sort_unstable_by_key(|record| (record.key, record.sequence, record.page));
+    let older = seen.windows(2).filter(|pair| pair[0].key == pair[1].key);
+    older.map(|pair| pair[0].page).collect()
 }
 
 /// Puts each record behind its parent. Those whose parent is missing count as beginnings.
-fn parents_first(records: Vec<RecoveredRecord>) -> Vec<RecoveredRecord> {
+fn parents_first(mut records: Vec<RecoveredRecord>) -> Vec<RecoveredRecord> {
+    records.sort_by_key(|record| (record.sequence, record.page));
     let index: HashMap<PageKey, usize> =
         records.iter().enumerate().map(|(index, record)| (record.record.key, index)).collect();
     let mut children: Vec<Vec<usize>> = vec![Vec::new(); records.len()];
@@ -212,44 +444,18 @@ fn parents_first(records: Vec<RecoveredRecord>) -> Vec<RecoveredRecord> {
     order.into_iter().filter_map(|index| records[index].take()).collect()
 }
 
-/// Clears a header on disk.
-fn clear(
-    config: &DiskConfig,
-    geometry: &Geometry,
-    segments: &mut [FoundSegment],
-    page: PageId,
-    engine: &dyn IoEngine,
-) -> Result<(), DiskError> {
-    let (number, index) = geometry.locate(page.0);
-    let Some(segment) = segments.iter_mut().find(|segment| segment.number == number) else { return Ok(()) };
-    let mut zeros = vec![0_u8; geometry.header_slot() as usize];
-    let Some(pointer) = NonNull::new(zeros.as_mut_ptr()) else { return Ok(()) };
-    // SAFETY: `zeros` moves into the `then` below and its bytes stay where they are until that has run.
-    let buffers = vec![unsafe { Buffer::new(pointer, zeros.len()) }];
-    let (sender, receiver) = bounded(1);
-    let offset = geometry.header_offset(index);
-    engine.submit(Io {
-        lane: Lane::Write,
-        operation: Operation::Write { file: Arc::clone(&segment.file), part: Part::Headers, offset },
-        buffers,
-        then: Box::new(move |result| {
-            // Nobody listens only if the deadline has passed.
-            let _late = sender.try_send(result.map(|written| written == zeros.len()));
-            None
-        }),
-    });
-    let late = |_| DiskError::Deadline {
-        operation: "clearing a superseded record",
-        root: config.root.clone(),
-        waited: config.io_deadline,
-    };
-    let whole = receiver.recv_timeout(config.io_deadline).map_err(late)?;
-    let path = &segment.file.path;
-    if !whole.map_err(at("clear a superseded record of", path))? {
-        return Err(at("clear a superseded record of", path)(io::ErrorKind::WriteZero.into()));
-    }
-    segment.slots[index as usize] = Slot::Blank;
-    Ok(())
+/// Starts the thread; `at` names what could not be started.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    files: Vec<(usize, PathBuf)>,
+) -> Result<(crate::background::Background, Recovery), DiskError> {
+    let root = shared.config.root.clone();
+    let (batches, recovery) = channel(root.clone());
+    let shared = Arc::clone(shared);
+    let thread =
+        crate::background::Background::start("strata-disk-recovery", move || run(shared, files, &batches))
+            .map_err(at("start the recovery thread of", &root))?;
+    Ok((thread, recovery))
 }
 
 #[cfg(test)]
@@ -270,9 +476,11 @@ mod tests {
         let three = record(two.record.key, 3, 3, 2);
         let orphan = record(PageKey([7; 32]), 3, 8, 1);
         let old = RecoveredRecord { page: PageId(0), sequence: 1, ..two.clone() };
-        let all = vec![three.clone(), old, two.clone(), orphan.clone(), one.clone()];
-        let (kept, superseded) = newest(all);
-        assert_eq!(superseded, [PageId(0)]);
+        let oldest = RecoveredRecord { page: PageId(1), sequence: 0, ..two.clone() };
+        let all = [&three, &old, &two, &orphan, &one, &oldest];
+        let seen = all.map(|found| Seen::new(&found.record.key, found.sequence, found.page.0));
+        assert_eq!(superseded(seen.to_vec()), HashSet::from([0, 1]));
+        let kept = vec![three.clone(), two.clone(), orphan.clone(), one.clone()];
         assert_eq!(parents_first(kept), [orphan, one, two, three]);
     }
 }

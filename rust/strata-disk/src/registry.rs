@@ -93,11 +93,25 @@ impl Registry {
         }
     }
 
-    /// A transfer has let go of everything: forgets it and returns those that may start now.
-    pub fn settle(&self, number: Number) -> Vec<(Number, Arc<Transfer>)> {
+    /// All that are outstanding, oldest first.
+    pub fn all(&self) -> Vec<Arc<Transfer>> {
+        let state = self.state();
+        let mut entries: Vec<_> = state.entries.iter().collect();
+        entries.sort_by_key(|(number, _)| **number);
+        entries.into_iter().map(|(_, entry)| Arc::clone(&entry.transfer)).collect()
+    }
+
+    /// Whether a transfer touches a record from `first` on.
+    pub fn is_used_from(&self, first: u32) -> bool {
+        self.state().last_user.keys().any(|record| record.0 >= first)
+    }
+
+    /// A transfer has let go of everything: forgets it and returns those that may start now; `None` if it was not
+    /// outstanding.
+    pub fn settle(&self, number: Number) -> Option<Vec<(Number, Arc<Transfer>)>> {
         let mut guard = self.state();
         let state = &mut *guard;
-        let Some(entry) = state.entries.remove(&number) else { return Vec::new() };
+        let entry = state.entries.remove(&number)?;
         let id = entry.transfer.id();
         if state.by_id.get(&id) == Some(&number) {
             state.by_id.remove(&id);
@@ -117,13 +131,13 @@ impl Registry {
                 }
             }
         }
-        ready
+        Some(ready)
     }
 
     /// A completion was handed over, or given up.
     pub fn reported(&self) {
         let mut state = self.state();
-        state.unreported -= 1;
+        state.unreported = state.unreported.saturating_sub(1);
         if state.unreported == 0 {
             self.emptied.notify_all();
         }
@@ -179,12 +193,14 @@ mod tests {
         assert!(matches!(registry.admit(transfer(4, &[3, 9]), 8), Admission::Waits));
         assert!(matches!(registry.admit(transfer(5, &[50]), 4), Admission::Full(_)));
         let ids = |ready: &[(u64, Arc<Transfer>)]| ready.iter().map(|(_, t)| t.id().0).collect::<Vec<_>>();
-        let ready = registry.settle(one);
+        let ready = registry.settle(one).unwrap();
+        assert!(registry.settle(one).is_none(), "settled before");
         assert_eq!(ids(&ready), [2]);
-        assert!(registry.settle(other).is_empty());
-        let last = registry.settle(ready[0].0);
+        assert!(registry.settle(other).unwrap().is_empty());
+        let last = registry.settle(ready[0].0).unwrap();
+        assert!(registry.is_used_from(9) && !registry.is_used_from(10));
         assert_eq!(ids(&last), [4]);
-        registry.settle(last[0].0);
+        assert!(registry.settle(last[0].0).is_some());
         (0..4).for_each(|_| registry.reported());
         assert!(registry.wait_until_empty(Duration::ZERO));
         assert!(registry.state().last_user.is_empty() && registry.state().by_id.is_empty());

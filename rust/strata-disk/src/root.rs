@@ -7,7 +7,7 @@ use crate::DiskError;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use strata_types::Fingerprint;
 
@@ -16,7 +16,7 @@ pub const MARKER_FILE: &str = "strata-disk-root";
 /// The file that its one writer locks.
 pub const LOCK_FILE: &str = "lock";
 /// The marker while it is being written: renamed when whole.
-const MARKER_DRAFT: &str = "strata-disk-root.new";
+pub(crate) const MARKER_DRAFT: &str = "strata-disk-root.new";
 
 /// A root that this process owns until the value is dropped.
 #[derive(Debug)]
@@ -84,6 +84,44 @@ fn check_marker(root: &Path) -> Result<bool, DiskError> {
     Ok(false)
 }
 
+/// Refuses a folder that no Strata has marked.
+pub(crate) fn check_marked(root: &Path) -> Result<(), DiskError> {
+    fs::read_dir(root).map_err(at("open disk root", root))?;
+    let is_marked = match check_marker(root) {
+        Err(DiskError::NotARoot { .. }) => false,
+        checked => checked?,
+    };
+    if !is_marked {
+        return Err(DiskError::NotMarked { root: root.to_owned(), marker: MARKER_FILE });
+    }
+    Ok(())
+}
+
+/// Whether a process owns the root, and which, where the lock file says. For an instant the lock is shared: an owner
+/// that starts at that instant is refused once.
+pub(crate) fn owner_of(root: &Path) -> Result<(bool, Option<u32>), DiskError> {
+    let path = root.join(LOCK_FILE);
+    let mut file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((false, None)),
+        opened => opened.map_err(at("open lock file", &path))?,
+    };
+    // SAFETY: flock takes a descriptor, which `file` keeps open, and no memory.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) } == 0 {
+        return Ok((false, None));
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() != io::ErrorKind::WouldBlock {
+        return Err(at("look at the lock", &path)(error));
+    }
+    Ok((true, process_in(&mut file)))
+}
+
+/// The process id that a lock file holds.
+fn process_in(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok())
+}
+
 fn make_private(folder: &Path) -> Result<(), DiskError> {
     fs::set_permissions(folder, Permissions::from_mode(0o700)).map_err(at("make private (0700)", folder))
 }
@@ -100,7 +138,8 @@ fn write_marker(root: &Path) -> Result<(), DiskError> {
     write().map_err(at("mark disk root", root))
 }
 
-fn lock(root: &Path) -> Result<File, DiskError> {
+/// Takes the lock of a root, which dies with the file that is returned.
+pub(crate) fn lock(root: &Path) -> Result<File, DiskError> {
     let path = root.join(LOCK_FILE);
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -111,9 +150,12 @@ fn lock(root: &Path) -> Result<File, DiskError> {
         if error.kind() != io::ErrorKind::WouldBlock {
             return Err(at("lock", &path)(error));
         }
-        let mut text = String::new();
-        let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-        return Err(DiskError::Locked { root: root.to_owned(), pid });
+        return Err(DiskError::Locked { root: root.to_owned(), pid: process_in(&mut file) });
+    }
+    // A purge that deletes the lock file between the two calls above leaves a lock on nothing.
+    let held = file.metadata().map_err(at("look at the lock", &path))?;
+    if !fs::metadata(&path).is_ok_and(|named| named.ino() == held.ino()) {
+        return Err(DiskError::Locked { root: root.to_owned(), pid: None });
     }
     let mut sign = || -> io::Result<()> {
         file.set_len(0)?;

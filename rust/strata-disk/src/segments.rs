@@ -4,13 +4,13 @@
 use crate::engine::{IoEngine, SegmentBytes, SegmentFile};
 use crate::format::Superblock;
 use crate::geometry::{Geometry, BLOCK};
-use crate::usage::{segment_name, survey};
+use crate::usage::{segment_name, survey, SCRATCH};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What a header says, as far as a reader has to compare it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,14 +41,24 @@ struct Segment {
     dirty: AtomicBool,
 }
 
+/// Where a segment may be.
+#[derive(Clone, Default)]
+struct Place {
+    segment: Option<Arc<Segment>>,
+    /// Records, counted from the first, of which recovery has said what they are: the others are not to be touched.
+    looked_at: u32,
+}
+
 /// All segments of a store.
 pub(crate) struct Segments {
     pub geometry: Geometry,
     superblock: Superblock,
     root: PathBuf,
     folder: PathBuf,
-    cap_bytes: u64,
-    segments: RwLock<Vec<Option<Arc<Segment>>>>,
+    cap_bytes: AtomicU64,
+    /// Segments that may be used; fewer than there are places while a smaller cap is being set.
+    usable: AtomicUsize,
+    places: RwLock<Vec<Place>>,
     /// Held by the worker that allocates a segment; others that need one wait for it. Core's threads never take it.
     creation: Mutex<()>,
     /// A file came or went since the last sync.
@@ -63,32 +73,71 @@ impl Segments {
         cap_bytes: u64,
         count: usize,
     ) -> Segments {
-        let mut segments = Vec::new();
-        segments.resize_with(count, || None);
         Segments {
             geometry: superblock.geometry,
             superblock,
             root,
             folder,
-            cap_bytes,
-            segments: RwLock::new(segments),
+            cap_bytes: AtomicU64::new(cap_bytes),
+            usable: AtomicUsize::new(count),
+            places: RwLock::new(vec![Place::default(); count]),
             creation: Mutex::new(()),
             folder_dirty: AtomicBool::new(true),
         }
     }
 
-    /// Takes over a segment that recovery has opened and scanned.
-    pub fn adopt(&self, number: usize, file: Arc<SegmentFile>, slots: Vec<Slot>) {
-        let segment = Segment { file, slots: Mutex::new(slots), dirty: AtomicBool::new(true) };
-        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = segments.get_mut(number) {
-            *place = Some(Arc::new(segment));
+    fn places(&self) -> RwLockReadGuard<'_, Vec<Place>> {
+        self.places.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn places_mut(&self) -> RwLockWriteGuard<'_, Vec<Place>> {
+        self.places.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What every segment's first block says.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Takes over a segment that exists; of its records nothing is known until `look`.
+    pub fn adopt(&self, number: usize, file: Arc<SegmentFile>) {
+        let slots = vec![Slot::Stale; self.geometry.records_per_segment as usize];
+        self.put(number, Segment { file, slots: Mutex::new(slots), dirty: AtomicBool::new(true) });
+    }
+
+    fn put(&self, number: usize, segment: Segment) {
+        if let Some(place) = self.places_mut().get_mut(number) {
+            place.segment = Some(Arc::new(segment));
         }
     }
 
+    /// Recovery says what the records of `file` from `index` on are; false if the file is no longer the segment's.
+    pub fn look(&self, number: usize, index: u32, file: &Arc<SegmentFile>, slots: Vec<Slot>) -> bool {
+        let mut places = self.places_mut();
+        let Some(place) = places.get_mut(number) else { return false };
+        place.looked_at = place.looked_at.max(index + slots.len() as u32);
+        let segment = place.segment.as_ref().filter(|segment| Arc::ptr_eq(&segment.file, file));
+        if let Some(segment) = segment {
+            slots_of(segment)[index as usize..index as usize + slots.len()].copy_from_slice(&slots);
+        }
+        segment.is_some()
+    }
+
+    /// Recovery says that there is no such segment.
+    pub fn look_at_nothing(&self, number: usize) {
+        if let Some(place) = self.places_mut().get_mut(number) {
+            place.looked_at = self.geometry.records_per_segment;
+        }
+    }
+
+    /// Whether recovery has said what this record is.
+    pub fn is_looked_at(&self, page: u32) -> bool {
+        let (number, index) = self.geometry.locate(page);
+        self.places().get(number).is_some_and(|place| index < place.looked_at)
+    }
+
     fn get(&self, number: usize) -> Option<Arc<Segment>> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.get(number).cloned().flatten()
+        self.places().get(number).and_then(|place| place.segment.clone())
     }
 
     pub fn file(&self, number: usize) -> Option<Arc<SegmentFile>> {
@@ -99,16 +148,51 @@ impl Segments {
         self.folder.join(segment_name(number))
     }
 
+    /// Where a trial of a disk that failed may write.
+    pub fn scratch(&self) -> PathBuf {
+        self.folder.join(SCRATCH)
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// Segments that exist.
     pub fn count(&self) -> usize {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.iter().flatten().count()
+        self.existing().len()
     }
 
     /// Records that the cap holds.
     pub fn capacity(&self) -> u32 {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.len() as u32 * self.geometry.records_per_segment
+        self.usable.load(Ordering::Acquire) as u32 * self.geometry.records_per_segment
+    }
+
+    pub fn cap_bytes(&self) -> u64 {
+        self.cap_bytes.load(Ordering::Acquire)
+    }
+
+    /// How many segments may be used from now on, of those that have a place.
+    pub fn limit(&self, segments: usize) {
+        self.usable.store(segments.min(self.places().len()), Ordering::Release);
+    }
+
+    /// Sets another cap, of so many segments: deletes what lies beyond, and stale segments where even that is not
+    /// enough. No transfer may touch the segments beyond. Blocks.
+    pub fn set_cap(&self, engine: &dyn IoEngine, cap_bytes: u64, segments: usize) -> io::Result<()> {
+        let _creating = self.creation.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.places().len();
+        for number in (segments..before).rev() {
+            engine.remove(&self.path(number))?;
+            if let Some(place) = self.places_mut().get_mut(number) {
+                place.segment = None;
+            }
+            self.folder_dirty.store(true, Ordering::Release);
+        }
+        let looked_at = self.geometry.records_per_segment;
+        self.places_mut().resize(segments, Place { segment: None, looked_at });
+        self.limit(segments);
+        self.cap_bytes.store(cap_bytes, Ordering::Release);
+        self.evict_stale(engine, 0)
     }
 
     /// Copies what is known of `count` records from `index` on; blank where there is no segment.
@@ -138,21 +222,29 @@ impl Segments {
         if let Some(file) = self.file(number) {
             return Ok(file);
         }
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        if number >= self.places().len() {
+            return Err(self.past_cap(self.cap_bytes()));
+        }
+        self.make_folder()?;
         self.make_room(engine)?;
         let path = self.path(number);
         engine.remove(&path)?;
         let file = engine.create(&path, bytes_of(&self.geometry), &self.superblock.encode())?;
         let total = survey(&self.root, &self.folder)?.total;
-        if total > self.cap_bytes {
+        if total > self.cap_bytes() {
             engine.remove(&path)?;
             return Err(self.past_cap(total));
         }
         let file = Arc::new(file);
-        let slots = vec![Slot::Blank; self.geometry.records_per_segment as usize];
-        self.adopt(number, Arc::clone(&file), slots);
+        let slots = Mutex::new(vec![Slot::Blank; self.geometry.records_per_segment as usize]);
+        self.put(number, Segment { file: Arc::clone(&file), slots, dirty: AtomicBool::new(true) });
         self.folder_dirty.store(true, Ordering::Release);
         Ok(file)
+    }
+
+    /// The folder, made anew if somebody deleted it.
+    pub fn make_folder(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)
     }
 
     /// Deletes stale segments, oldest first, until one more segment fits under the cap.
@@ -169,12 +261,14 @@ impl Segments {
         let usage = survey(&self.root, &self.folder)?;
         let mut total = usage.total;
         for segment in &usage.stale {
-            if total + wanted <= self.cap_bytes {
+            if total + wanted <= self.cap_bytes() {
                 return Ok(());
             }
             engine.remove(&segment.path)?;
             total -= segment.bytes;
             if let Some(folder) = segment.path.parent() {
+                // Left by a process that died while it tried its disk; counted with the folder.
+                engine.remove(&folder.join(SCRATCH))?;
                 // Fails while anything is left in it, as it should.
                 if fs::remove_dir(folder).is_ok() {
                     total = total.saturating_sub(BLOCK);
@@ -182,7 +276,7 @@ impl Segments {
             }
         }
         // The last segment of a full cap may be due growth that was counted twice: only what exists must fit now.
-        if total + self.geometry.segment_bytes().min(wanted) > self.cap_bytes {
+        if total + self.geometry.segment_bytes().min(wanted) > self.cap_bytes() {
             return Err(self.past_cap(total + wanted));
         }
         Ok(())
@@ -191,7 +285,7 @@ impl Segments {
     fn past_cap(&self, total: u64) -> io::Error {
         let message = format!(
             "the root would occupy {total} bytes of a cap of {} (--disk-capacity); files of others in it count too",
-            self.cap_bytes
+            self.cap_bytes()
         );
         io::Error::new(io::ErrorKind::StorageFull, message)
     }
@@ -204,12 +298,11 @@ impl Segments {
             if linked(&segment.file.headers) && linked(&segment.file.cached) {
                 continue;
             }
-            let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
-            let place = segments
-                .iter_mut()
-                .find(|place| place.as_ref().is_some_and(|held| Arc::ptr_eq(held, &segment)));
-            if let Some(place) = place {
-                *place = None;
+            let mut places = self.places_mut();
+            let is_it =
+                |place: &&mut Place| place.segment.as_ref().is_some_and(|held| Arc::ptr_eq(held, &segment));
+            if let Some(place) = places.iter_mut().find(is_it) {
+                place.segment = None;
                 forgotten += 1;
             }
         }
@@ -217,8 +310,7 @@ impl Segments {
     }
 
     fn existing(&self) -> Vec<Arc<Segment>> {
-        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        segments.iter().flatten().cloned().collect()
+        self.places().iter().filter_map(|place| place.segment.clone()).collect()
     }
 
     /// Makes everything written before the call safe against power loss; returns how many segments were synced and

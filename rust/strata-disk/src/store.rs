@@ -2,26 +2,29 @@
 //! disk; whatever the disk does, each admitted transfer completes exactly once, when the kernel has let go of its
 //! memory.
 
+use crate::background::Background;
+use crate::capacity::available;
 use crate::chain::Job;
 use crate::config::DiskConfig;
-use crate::engine::{IoEngine, ThreadPoolEngine};
+use crate::engine::{IoEngine, SegmentFile, ThreadPoolEngine};
 use crate::error::at;
 use crate::geometry::Geometry;
 use crate::health::{DiskStats, Health, Monitor};
 use crate::memory::PageMemory;
-use crate::recovery::{scan, Recovered};
+use crate::recovery::{self, Recovery};
 use crate::registry::{Admission, Registry};
 use crate::root::Root;
+use crate::scan::scan;
 use crate::segments::Segments;
 use crate::ticker::Ticker;
 use crate::transfer::{disk_end, Transfer};
-use crate::usage::survey;
+use crate::watch::Watch;
 use crate::DiskError;
 use crossbeam_channel::{SendTimeoutError, TrySendError};
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use strata_tier::{CompletionSender, Mover, SubmitError};
@@ -29,8 +32,12 @@ use strata_types::{TransferCompletion, TransferDescriptor, TransferError, Transf
 
 /// The disk tier of one fingerprint: a Mover for spill, prefetch and erase.
 pub struct DiskStore {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     ticker: Ticker,
+    watch: Watch,
+    recovery: Background,
+    /// Held by the one who sets another cap.
+    pub(crate) resizing: Mutex<()>,
 }
 
 /// What the engine's threads, the ticker and the callers share.
@@ -42,7 +49,9 @@ pub(crate) struct Shared {
     pub monitor: Monitor,
     /// The next header's.
     pub sequence: AtomicU64,
-    registry: Registry,
+    /// The last batch of recovery is on its way.
+    pub recovered: AtomicBool,
+    pub registry: Registry,
     completions: CompletionSender,
     /// When `close` was first called.
     closing: OnceLock<Instant>,
@@ -51,12 +60,13 @@ pub(crate) struct Shared {
 }
 
 impl DiskStore {
-    /// Opens a root with the engine that suits the machine.
+    /// Opens a root with the engine that suits the machine, in milliseconds: what lies there comes batch by batch.
+    /// Until a batch has named a page, transfers that touch it complete with an error.
     pub fn open(
         config: DiskConfig,
         memory: Arc<dyn PageMemory>,
         completions: CompletionSender,
-    ) -> Result<(DiskStore, Recovered), DiskError> {
+    ) -> Result<(DiskStore, Recovery), DiskError> {
         let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
         DiskStore::open_with(config, memory, completions, |probe| {
             Ok(Arc::new(ThreadPoolEngine::new(threads, direct, page_bytes, probe)?))
@@ -69,52 +79,41 @@ impl DiskStore {
         memory: Arc<dyn PageMemory>,
         completions: CompletionSender,
         engine: impl FnOnce(&Path) -> io::Result<Arc<dyn IoEngine>>,
-    ) -> Result<(DiskStore, Recovered), DiskError> {
+    ) -> Result<(DiskStore, Recovery), DiskError> {
         config.validate()?;
         if memory.page_bytes() != config.page_bytes as usize {
             let memory_bytes = memory.page_bytes();
             return Err(DiskError::PageBytes { memory_bytes, page_bytes: config.page_bytes });
         }
         let root = Root::claim(&config.root)?;
-        let foreign = survey(&config.root, Path::new("")).map_err(at("survey", &config.root))?.foreign;
-        let least = Geometry::least_cap(config.page_size, config.page_bytes) + foreign;
-        if config.cap_bytes < least {
-            return Err(DiskError::CapTooSmall {
-                root: config.root,
-                cap_bytes: config.cap_bytes,
-                foreign_bytes: foreign,
-                page_bytes: config.page_bytes,
-                needed_bytes: least,
-            });
-        }
+        let available = available(&config, config.cap_bytes)?;
         let folder = root.folder(&config.fingerprint)?;
         let engine = engine(&root.marker()).map_err(at("start the I/O threads of", &config.root))?;
-        let available = config.cap_bytes - foreign;
         let Some(scan) = scan(&config, &folder, available, engine.as_ref())? else {
             let value = available.to_string();
             return Err(DiskError::Config { field: "cap_bytes", value, remedy: "raise --disk-capacity" });
         };
         let count = scan.superblock.geometry.segments_within(available) as usize;
         let segments = Segments::new(scan.superblock, config.root.clone(), folder, config.cap_bytes, count);
-        for found in scan.segments {
-            segments.adopt(found.number, found.file, found.slots);
-        }
+        engine.remove(&segments.scratch()).map_err(at("delete what a trial left in", segments.folder()))?;
         segments.evict_stale(engine.as_ref(), 0).map_err(at("keep under its cap", &config.root))?;
         let shared = Arc::new(Shared {
-            monitor: Monitor::new(config.io_deadline, config.max_failures),
+            monitor: Monitor::new(&config),
             config,
             memory,
             engine,
             segments,
-            sequence: AtomicU64::new(scan.next_sequence),
+            sequence: AtomicU64::new(1),
+            recovered: AtomicBool::new(false),
             registry: Registry::default(),
             completions,
             closing: OnceLock::new(),
             root: Mutex::new(Some(root)),
         });
         shared.look();
-        let ticker = Ticker::start(&shared)?;
-        Ok((DiskStore { shared, ticker }, scan.recovered))
+        let (thread, recovery) = recovery::start(&shared, scan.files)?;
+        let (ticker, watch) = (Ticker::start(&shared)?, Watch::start(&shared)?);
+        Ok((DiskStore { shared, ticker, watch, recovery: thread, resizing: Mutex::new(()) }, recovery))
     }
 
     /// Records that fit under the cap if no other fingerprint needed room: pages are `0..capacity`.
@@ -127,14 +126,18 @@ impl DiskStore {
         self.shared.segments.geometry
     }
 
-    /// The engine, for logs: `threads x4, O_DIRECT`.
+    /// The engine, for logs: `threads x4, O_DIRECT`; and how often it came back into service, if it did.
     pub fn describe(&self) -> String {
-        self.shared.engine.describe()
+        let engine = self.shared.engine.describe();
+        match self.shared.monitor.counters.returned_to_service.load(Ordering::Relaxed) {
+            0 => engine,
+            times => format!("{engine}, back in service for the {times}. time"),
+        }
     }
 
     /// Whether transfers are executed.
     pub fn health(&self) -> Health {
-        if self.shared.closing.get().is_some() {
+        if self.shared.is_closing() {
             return Health::Closed;
         }
         self.shared.monitor.health()
@@ -149,7 +152,7 @@ impl DiskStore {
         }
     }
 
-    /// Takes a store that is out of service back into service.
+    /// Takes a store that is out of service back into service at once, without a trial.
     pub fn retry(&self) {
         self.shared.monitor.retry();
     }
@@ -168,10 +171,15 @@ impl DiskStore {
             |operation| DiskError::Deadline { operation, root: shared.config.root.clone(), waited: deadline };
         shared.closing.get_or_init(Instant::now);
         shared.registry.close();
+        shared.end_unbegun(&TransferError::Cancelled);
         let emptied = shared.registry.wait_until_empty(deadline);
+        let let_go = self.recovery.end(deadline) && self.watch.stop(deadline);
         let synced = self.ticker.stop(deadline);
         if !emptied {
             return Err(late("the last I/O"));
+        }
+        if !let_go {
+            return Err(late("the end of recovery and of trials"));
         }
         if !shared.engine.stop(deadline) {
             return Err(late("ending the I/O threads"));
@@ -212,9 +220,40 @@ impl Mover for DiskStore {
 }
 
 impl Shared {
+    pub fn is_closing(&self) -> bool {
+        self.closing.get().is_some()
+    }
+
+    /// The segment, created if it does not exist: watched, since the file system may hang too.
+    pub fn create_segment(&self, number: usize) -> io::Result<Arc<SegmentFile>> {
+        if let Some(file) = self.segments.file(number) {
+            return Ok(file);
+        }
+        let flight = self.monitor.number();
+        self.monitor.take_off(flight, "allocation", &self.segments.path(number));
+        let made = self.segments.create(number, self.engine.as_ref());
+        self.monitor.land(flight);
+        made
+    }
+
+    /// Completes the transfers that have not been begun. Those behind them in line still wait their turn, and those
+    /// that are begun complete when the kernel has let go of them.
+    pub fn end_unbegun(&self, error: &TransferError) {
+        for transfer in self.registry.all() {
+            if transfer.end_unbegun(error.clone()) {
+                self.report(self.completion(&transfer));
+                self.registry.reported();
+            }
+        }
+    }
+
+    fn completion(&self, transfer: &Transfer) -> TransferCompletion {
+        transfer.completion(self.config.shard, u64::from(self.config.page_bytes))
+    }
+
     /// Why a transfer cannot even be begun.
     fn refusal(&self, transfer: &TransferDescriptor) -> Option<TransferError> {
-        if self.closing.get().is_some() {
+        if self.is_closing() {
             return None;
         }
         if let Some(reason) = self.monitor.unavailable() {
@@ -251,6 +290,9 @@ impl Shared {
             if record.0 >= capacity {
                 return Some(format!("record {record} is beyond the {capacity} of the store"));
             }
+            if !self.segments.is_looked_at(record.0) {
+                return Some(format!("record {record} has not been looked at: recovery has yet to name it"));
+            }
             if !seen.insert(record) {
                 return Some(format!("record {record} is named twice"));
             }
@@ -276,7 +318,7 @@ impl Shared {
 
     /// Why a running transfer should start no further run.
     pub fn interruption(&self, transfer: &Transfer) -> Option<TransferError> {
-        if transfer.is_cancelled() || self.closing.get().is_some() {
+        if transfer.is_cancelled() || self.is_closing() {
             return Some(TransferError::Cancelled);
         }
         self.monitor.unavailable().map(|reason| TransferError::Unavailable { tier: "disk", reason })
@@ -316,12 +358,17 @@ impl Shared {
 
     /// The last chain of a transfer has ended: starts those that waited for it, and reports.
     pub fn finish(self: &Arc<Self>, number: u64, transfer: &Arc<Transfer>) {
-        let completion = transfer.completion(self.config.shard, u64::from(self.config.page_bytes));
-        for (number, transfer) in self.registry.settle(number) {
+        let Some(ready) = self.registry.settle(number) else {
+            self.monitor.counters.unknown_completions.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        for (number, transfer) in ready {
             Job { shared: Arc::clone(self), transfer, number }.start();
         }
-        self.report(completion);
-        self.registry.reported();
+        if transfer.claim_report() {
+            self.report(self.completion(transfer));
+            self.registry.reported();
+        }
     }
 
     /// Hands a completion over; waits while Core is behind, unless the store closes.

@@ -1,13 +1,13 @@
 //! The thread that syncs: at most one sync interval after a write, on request, and a last time at the end. It has its
 //! own thread, since a sync can take as long as the disk likes.
 
+use crate::background::Background;
 use crate::error::at;
 use crate::store::Shared;
 use crate::DiskError;
 use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 type Reply = Sender<Result<(), DiskError>>;
@@ -23,7 +23,7 @@ pub(crate) struct Ticker {
 
 struct Running {
     requests: Sender<Reply>,
-    thread: JoinHandle<()>,
+    thread: Background,
 }
 
 impl Ticker {
@@ -31,9 +31,7 @@ impl Ticker {
         let root = shared.config.root.clone();
         let (requests, queue) = bounded(MOST_REQUESTS);
         let worker = Arc::clone(shared);
-        let thread = Builder::new()
-            .name("strata-disk-sync".into())
-            .spawn(move || run(&worker, &queue))
+        let thread = Background::start("strata-disk-sync", move || run(&worker, &queue))
             .map_err(at("start the sync thread of", &root))?;
         Ok(Ticker { root, running: Mutex::new(Some(Running { requests, thread })) })
     }
@@ -64,15 +62,9 @@ impl Ticker {
         let Some(Running { requests, thread }) = running else { return Ok(()) };
         let synced = self.request(&requests, deadline);
         drop(requests);
-        let late = || DiskError::Deadline { operation: "sync", root: self.root.clone(), waited: deadline };
-        let until = Instant::now() + deadline;
-        while !thread.is_finished() {
-            if Instant::now() >= until {
-                return Err(late());
-            }
-            std::thread::sleep(Duration::from_millis(1));
+        if !thread.end(deadline) {
+            return Err(DiskError::Deadline { operation: "sync", root: self.root.clone(), waited: deadline });
         }
-        thread.join().map_err(|_| late())?;
         synced
     }
 }

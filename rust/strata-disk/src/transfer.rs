@@ -49,6 +49,8 @@ pub(crate) struct Transfer {
 struct Progress {
     next: usize,
     failure: Option<(usize, TransferError)>,
+    /// Its completion was handed over, or is about to be.
+    reported: bool,
 }
 
 impl Transfer {
@@ -115,6 +117,22 @@ impl Transfer {
         if progress.failure.as_ref().is_none_or(|(first, _)| index < *first) {
             progress.failure = Some((index, error));
         }
+    }
+
+    /// Ends a transfer that has not touched a byte, and never will; true if it is to be reported now, by the caller.
+    pub fn end_unbegun(&self, error: TransferError) -> bool {
+        let mut progress = self.progress();
+        if progress.next > 0 || progress.failure.is_some() || progress.reported {
+            return false;
+        }
+        progress.failure = Some((0, error));
+        progress.reported = true;
+        true
+    }
+
+    /// True for the one who is to report it.
+    pub fn claim_report(&self) -> bool {
+        !std::mem::replace(&mut self.progress().reported, true)
     }
 
     /// Takes the next run; `interruption` says why there should be none, if so.

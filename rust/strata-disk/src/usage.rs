@@ -13,6 +13,8 @@ use std::time::SystemTime;
 pub(crate) const HEADERS: &str = "kh";
 /// Extension of files of payloads.
 pub(crate) const PAYLOADS: &str = "kv";
+/// In a fingerprint's folder: what a trial of a failed disk writes, reads and deletes. A file of headers beside it.
+pub(crate) const SCRATCH: &str = "scratch.kv";
 
 /// A segment of another fingerprint.
 #[derive(Clone, Debug)]
@@ -80,29 +82,36 @@ pub(crate) fn segment_name(number: usize) -> String {
     format!("segment-{number:06}.{PAYLOADS}")
 }
 
-fn is_segment(path: &Path) -> bool {
+pub(crate) fn is_segment(path: &Path) -> bool {
     segment_number(path).is_some()
 }
 
-fn is_fingerprint(path: &Path) -> bool {
+/// Whether it is either file of a trial.
+pub(crate) fn is_scratch(path: &Path) -> bool {
+    path.with_extension(PAYLOADS).file_name().is_some_and(|name| name == SCRATCH)
+        && path.extension().is_some_and(|extension| extension == HEADERS || extension == PAYLOADS)
+}
+
+pub(crate) fn is_fingerprint(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The root itself, its marker, its lock and the folders of fingerprints: covered by the geometry's fixed cost.
+/// The root itself, its marker, its lock, the folders of fingerprints and a trial's files: covered by the geometry's fixed cost.
 fn is_fixture(root: &Path, path: &Path, metadata: &Metadata) -> bool {
     path == root
         || path == root.join(MARKER_FILE)
         || path == root.join(LOCK_FILE)
         || (metadata.is_dir() && is_fingerprint(path) && path.parent() == Some(root))
+        || (is_scratch(path) && path.parent().is_some_and(is_fingerprint))
 }
 
-fn allocated(metadata: &Metadata) -> u64 {
+pub(crate) fn allocated(metadata: &Metadata) -> u64 {
     metadata.blocks() * 512
 }
 
 /// Visits a tree without following links. What vanishes meanwhile occupies nothing.
-fn walk(path: &Path, visit: &mut impl FnMut(&Path, &Metadata)) -> io::Result<()> {
+pub(crate) fn walk(path: &Path, visit: &mut impl FnMut(&Path, &Metadata)) -> io::Result<()> {
     let gone = |error: io::Error| {
         if error.kind() == io::ErrorKind::NotFound {
             Ok(())

@@ -3,9 +3,10 @@
 mod common;
 
 use common::{config, HeapPages};
-use std::sync::Arc;
-use strata_disk::{DirectIo, DiskStore};
-use strata_tier::conformance::{run_all, MoverHarness};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use strata_disk::{DirectIo, DiskStore, Fault, FaultyEngine, ThreadPoolEngine};
+use strata_tier::conformance::{run_all, run_under_faults, FaultyHarness, MoverHarness};
 use strata_tier::{completion_queue, CompletionReceiver, Mover};
 use strata_types::{PageId, TransferKind};
 use tempfile::TempDir;
@@ -14,6 +15,7 @@ struct Harness {
     store: DiskStore,
     memory: Arc<HeapPages>,
     completions: CompletionReceiver,
+    engine: Arc<FaultyEngine>,
     page_size: u32,
     page_bytes: u32,
     _root: TempDir,
@@ -25,8 +27,19 @@ fn harness(page_size: u32, page_bytes: u32, direct: DirectIo) -> Harness {
     config.direct = direct;
     let (sender, completions) = completion_queue(16);
     let memory = HeapPages::new(16, page_bytes as usize);
-    let (store, _) = DiskStore::open(config, memory.clone(), sender).unwrap();
-    Harness { store, memory, completions, page_size, page_bytes, _root: root }
+    // Faults here are to be met, not to take the store out of service.
+    config.max_failures = u32::MAX;
+    let (threads, made) = (config.threads, Mutex::new(None));
+    let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
+        let inner = Arc::new(ThreadPoolEngine::new(threads, direct, page_bytes, probe)?);
+        let engine = Arc::new(FaultyEngine::new(inner));
+        *made.lock().unwrap() = Some(Arc::clone(&engine));
+        Ok(engine)
+    })
+    .unwrap();
+    recovery.wait(Duration::from_secs(30)).unwrap();
+    let engine = made.into_inner().unwrap().unwrap();
+    Harness { store, memory, completions, engine, page_size, page_bytes, _root: root }
 }
 
 impl MoverHarness for Harness {
@@ -56,6 +69,46 @@ impl MoverHarness for Harness {
     }
     fn page_bytes(&self) -> usize {
         self.page_bytes as usize
+    }
+}
+
+impl FaultyHarness for Harness {
+    type Fault = Fault;
+    fn inject(&mut self, fault: Fault) {
+        self.engine.on_all_reads(Some(fault));
+        self.engine.on_all_writes(Some(fault));
+    }
+    fn is_hanging(&self) -> bool {
+        self.engine.held() + self.engine.lost() > 0
+    }
+    fn heal(&mut self) {
+        self.engine.heal();
+        self.engine.release();
+        self.engine.release_lost();
+    }
+}
+
+#[test]
+fn every_fault_costs_pages_and_nothing_else() {
+    let faults = [
+        Fault::Error(libc::EIO),
+        Fault::Error(libc::ENOSPC),
+        Fault::Short(0),
+        Fault::Short(100),
+        Fault::Short(9000),
+        Fault::Torn(0),
+        Fault::Torn(512),
+        Fault::Torn(9000),
+        Fault::FlipBit(0),
+        Fault::FlipBit(7 * 1000),
+        Fault::FlipBit(8 * 9000),
+        Fault::Slow(Duration::from_millis(3)),
+    ];
+    let hangs = [Fault::Hold, Fault::Lose];
+    for (page_size, page_bytes, direct) in
+        [(16, 8192, DirectIo::Auto), (16, 8192, DirectIo::Off), (1, 1000, DirectIo::Auto)]
+    {
+        run_under_faults(&faults, &hangs, || harness(page_size, page_bytes, direct));
     }
 }
 

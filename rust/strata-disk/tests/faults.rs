@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 mod common;
 
-use common::{chain, config, pattern, Rig, PATIENCE};
+use common::{chain, config, pattern, wait_for, Rig};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-use strata_disk::{DiskConfig, Fault, FaultyEngine, Health, IoEngine};
+use std::time::Duration;
+use strata_disk::{DiskConfig, DiskError, Fault, FaultyEngine, Health, IoEngine};
 use strata_tier::Mover;
-use strata_types::{TransferError, TransferKind};
+use strata_types::{Fingerprint, TransferError, TransferKind};
 
 fn faulty(config: DiskConfig) -> (Rig, Arc<FaultyEngine>) {
     let made: Mutex<Option<Arc<FaultyEngine>>> = Mutex::new(None);
@@ -23,14 +23,6 @@ fn faulty(config: DiskConfig) -> (Rig, Arc<FaultyEngine>) {
 
 fn single(root: &std::path::Path) -> DiskConfig {
     DiskConfig { threads: 1, ..config(root, 4 << 20, 16, 65_536) }
-}
-
-fn wait_for(condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < PATIENCE, "waited too long");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -122,6 +114,126 @@ fn failures_in_a_row_take_the_store_out_of_service_until_it_is_tried_again() {
     rig.store.retry();
     assert_eq!(rig.prefetch(&[0], &records).error, None);
     assert_eq!(rig.store.health(), Health::Up);
+}
+
+/// A store that tries its disk again soon.
+fn eager(root: &std::path::Path) -> DiskConfig {
+    let (first_retry, last_retry) = (Duration::from_millis(10), Duration::from_millis(40));
+    DiskConfig { first_retry, last_retry, ..single(root) }
+}
+
+fn scratch_files(root: &std::path::Path) -> usize {
+    let folder = root.join(Fingerprint([1; 32]).to_hex());
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_string_lossy().starts_with("scratch")).count()
+}
+
+#[test]
+fn a_store_out_of_service_comes_back_by_itself() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut rig, engine) = faulty(eager(root.path()));
+    let records = chain(1, 1, 16);
+    rig.spill(&[0], &records);
+    engine.on_all_reads(Some(Fault::Error(libc::EIO)));
+    (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
+    assert!(matches!(rig.store.health(), Health::OutOfService { .. }));
+    // The trials read too.
+    wait_for(
+        || matches!(rig.store.health(), Health::OutOfService { reason } if reason.contains("trial failed")),
+    );
+    assert_eq!(rig.store.stats().returned_to_service, 0);
+    engine.heal();
+    wait_for(|| rig.store.health() == Health::Up);
+    let stats = rig.store.stats();
+    assert_eq!((stats.out_of_service, stats.returned_to_service), (1, 1));
+    assert!(rig.store.describe().contains("back in service"), "{}", rig.store.describe());
+    assert_eq!(rig.prefetch(&[0], &records).error, None);
+    wait_for(|| scratch_files(root.path()) == 0);
+}
+
+#[test]
+fn a_disk_that_lies_in_its_trial_stays_out() {
+    let root = tempfile::tempdir().unwrap();
+    for fault in [Fault::Torn(512), Fault::FlipBit(4001), Fault::Short(512), Fault::Error(libc::EIO)] {
+        let (mut rig, engine) = faulty(eager(root.path()));
+        let records = chain(1, 1, 16);
+        engine.on_all_reads(Some(Fault::Error(libc::EIO)));
+        rig.spill(&[0], &records);
+        (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
+        engine.on_all_reads(None);
+        engine.on_all_writes(Some(fault));
+        wait_for(
+            || matches!(rig.store.health(), Health::OutOfService { reason } if reason.contains("trial failed")),
+        );
+        engine.heal();
+        wait_for(|| rig.store.health() == Health::Up);
+    }
+}
+
+#[test]
+fn a_full_disk_comes_back_to_serve_its_reads() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut rig, engine) = faulty(eager(root.path()));
+    let records = chain(1, 1, 16);
+    rig.spill(&[0], &records);
+    engine.on_reads(vec![Fault::Error(libc::EIO); 5]);
+    engine.on_create(Some(libc::ENOSPC));
+    (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
+    wait_for(|| rig.store.health() == Health::Up);
+    assert_eq!(rig.prefetch(&[0], &records).error, None);
+}
+
+#[test]
+fn a_hung_disk_ends_what_has_not_been_begun() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut rig, engine) =
+        faulty(DiskConfig { io_deadline: Duration::from_millis(40), threads: 1, ..single(root.path()) });
+    let records = chain(1, 4, 16);
+    assert_eq!(rig.spill(&[0, 1, 2, 3], &records).error, None);
+    engine.on_reads([Fault::Hold]);
+    let hung = rig.submit(TransferKind::Prefetch, &[(0, 5)], &records[..1]);
+    wait_for(|| engine.held() == 1);
+    // One waits for the only thread, one for the record, and one for that one.
+    let waiting = [
+        rig.submit(TransferKind::Prefetch, &[(1, 6)], &records[1..2]),
+        rig.submit(TransferKind::Erase, &[(0, 0)], &[]),
+        rig.submit(TransferKind::Spill, &[(1, 0)], &records[..1]),
+    ];
+    for id in waiting {
+        let done = rig.completion();
+        assert_eq!((done.id, done.pages_whole), (id, 0));
+        assert!(matches!(done.error, Some(TransferError::Unavailable { .. })), "{:?}", done.error);
+    }
+    assert_eq!(rig.store.stats().outstanding, 1);
+    engine.release();
+    assert_eq!(rig.completion().id, hung);
+    wait_for(|| rig.store.stats().returned_to_service == 1);
+    assert_eq!(rig.prefetch(&[0, 1, 2, 3], &records).error, None, "the erase that was ended erased nothing");
+    assert!(rig.completions.try_recv().is_err(), "a completion too many");
+}
+
+#[test]
+fn closing_a_hung_disk_is_bounded_and_its_root_stays_locked_until_it_answers() {
+    let root = tempfile::tempdir().unwrap();
+    let mut config = single(root.path());
+    config.close_deadline = Duration::from_millis(100);
+    let (mut rig, engine) = faulty(config);
+    let records = chain(1, 2, 16);
+    assert_eq!(rig.spill(&[0, 1], &records).error, None);
+    engine.on_writes([Fault::Lose]);
+    rig.submit(TransferKind::Spill, &[(0, 0)], &records[..1]);
+    wait_for(|| engine.lost() == 1);
+    let waits = rig.submit(TransferKind::Prefetch, &[(0, 3)], &records[..1]);
+    let refused = rig.store.close().unwrap_err();
+    assert!(matches!(refused, DiskError::Deadline { .. }), "{refused}");
+    let done = rig.completion();
+    assert_eq!((done.id, done.error), (waits, Some(TransferError::Cancelled)));
+    drop(rig);
+    let locked = Rig::try_open(single(root.path()), &|engine| engine).err().unwrap();
+    assert!(matches!(locked, DiskError::Locked { .. }), "the kernel may still write: {locked}");
+    assert_eq!(engine.release_lost(), 1);
+    drop(engine);
+    wait_for(|| Rig::try_open(single(root.path()), &|engine| engine).is_ok());
 }
 
 #[test]

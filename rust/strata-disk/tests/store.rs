@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 mod common;
 
-use common::{chain, config, HeapPages, Rig};
+use common::{chain, config, HeapPages, Rig, PATIENCE};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -367,7 +367,8 @@ fn a_store_closes_even_if_nobody_takes_its_completions() {
     config.close_deadline = std::time::Duration::from_millis(600);
     let (sender, receiver) = completion_queue(1);
     let memory = HeapPages::new(4, 4096);
-    let (store, _) = DiskStore::open(config, memory, sender).unwrap();
+    let (store, recovery) = DiskStore::open(config, memory, sender).unwrap();
+    recovery.wait(PATIENCE).unwrap();
     for id in 0..6 {
         let record = strata_types::PageId(id as u32);
         let erase = strata_types::TransferDescriptor {

@@ -11,6 +11,7 @@ mod options;
 mod plan;
 mod runtime;
 mod stats;
+mod tools;
 
 use pyo3::prelude::*;
 
@@ -26,6 +27,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(keys::page_keys, module)?)?;
     module.add_function(wrap_pyfunction!(keys::disk_usage, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::disk_inspect, module)?)?;
+    module.add_function(wrap_pyfunction!(tools::disk_purge, module)?)?;
     module.add_function(wrap_pyfunction!(measure::same_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
     module.add_class::<cache::PageCache>()?;

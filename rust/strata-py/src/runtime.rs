@@ -28,6 +28,8 @@ const COMPLETIONS: usize = 4096;
 const TRANSFER_PAGES: u32 = 32;
 /// Memory of each pool that is mapped before it is needed: a few long documents, well under any pool's own cap.
 const WARM_BYTES: u64 = 1 << 30;
+/// Longest wait for what lies on the disk.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(600);
 /// Page alignment in the host arena and on disk: what O_DIRECT asks for.
 const ALIGNMENT: u64 = 4096;
 
@@ -74,12 +76,15 @@ fn open_disk(
         DiskConfig::new(root, options.disk_capacity, options.fingerprint(), options.page_size, page_bytes);
     config.threads = options.disk_threads;
     match DiskStore::open(config, host, completions.clone()) {
-        Ok((store, recovered)) => Ok(Disk {
-            store: Some(Arc::new(store)),
-            damaged: recovered.damaged,
-            found: recovered.records.into_iter().map(|found| (found.page, found.record)).collect(),
-            off_reason: None,
-        }),
+        Ok((store, recovery)) => {
+            let recovered = recovery.wait(RECOVERY_LIMIT)?;
+            Ok(Disk {
+                store: Some(Arc::new(store)),
+                damaged: recovered.damaged,
+                found: recovered.records.into_iter().map(|found| (found.page, found.record)).collect(),
+                off_reason: None,
+            })
+        }
         // A root that another owns, or a disk that does not answer, costs the tier and not the server.
         Err(error @ (DiskError::Locked { .. } | DiskError::Io { .. } | DiskError::Deadline { .. })) => {
             off(&error.to_string())

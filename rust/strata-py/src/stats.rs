@@ -81,6 +81,10 @@ pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> 
             ("syncs", disk.syncs),
             ("usage_bytes", disk.disk_usage_bytes),
             ("segments", disk.segments),
+            ("out_of_service", disk.out_of_service),
+            ("returned_to_service", disk.returned_to_service),
+            ("lost_completions", disk.lost_completions),
+            ("unknown_completions", disk.unknown_completions),
         ];
         for (field, value) in fields {
             put(format!("disk_{field}"), value);

@@ -4,8 +4,9 @@
 
 use crate::{CompletionReceiver, Mover, SubmitError};
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use strata_types::{
     GroupId, LoadTicket, Namespace, PageId, PageMove, PageRecord, TicketState, TierId, TransferCompletion,
     TransferDescriptor, TransferId, TransferKind,
@@ -43,6 +44,36 @@ pub fn run_all<H: MoverHarness>(mut fresh: impl FnMut() -> H) {
     cancel_of_unknown_and_finished_transfers_is_harmless(&mut fresh());
     cancelled_transfers_still_complete(&mut fresh());
     tickets_end_complete_or_failed(&mut fresh());
+}
+
+/// A harness whose device can be made to misbehave.
+pub trait FaultyHarness: MoverHarness {
+    /// What can go wrong.
+    type Fault: Copy + Debug;
+    /// From now on every access to the device goes wrong like this.
+    fn inject(&mut self, fault: Self::Fault);
+    /// Whether an access is held up that only `heal` lets go.
+    fn is_hanging(&self) -> bool;
+    /// From now on nothing goes wrong, and what was held up answers.
+    fn heal(&mut self);
+}
+
+/// Runs every kind of transfer into every fault, each on a fresh harness; `hangs` are faults that hold accesses up.
+pub fn run_under_faults<H: FaultyHarness>(
+    faults: &[H::Fault],
+    hangs: &[H::Fault],
+    mut fresh: impl FnMut() -> H,
+) {
+    let (down, up) = fresh().edge();
+    let erase = (down == TransferKind::Spill).then_some(TransferKind::Erase);
+    for kind in [down, up].into_iter().chain(erase) {
+        for fault in faults {
+            a_fault_costs_pages_and_nothing_else(&mut fresh(), kind, *fault, false);
+        }
+        for fault in hangs {
+            a_fault_costs_pages_and_nothing_else(&mut fresh(), kind, *fault, true);
+        }
+    }
 }
 
 fn pattern(page: u32, bytes: usize) -> Vec<u8> {
@@ -131,6 +162,109 @@ fn every_transfer_completes_exactly_once<H: MoverHarness>(harness: &mut H) {
         assert!(waiting.remove(&done.id.0), "transfer {} completed twice or was never submitted", done.id);
     }
     assert!(harness.completions().recv_timeout(Duration::from_millis(20)).is_err(), "a completion too many");
+}
+
+/// Four pages lie below; a transfer of `kind` over them meets the fault. It completes once, what it reports as whole is
+/// whole, nothing else changes, and once the fault is gone all is as if it had not been. One that hangs is cancelled
+/// first, so that its completion comes after the abort.
+fn a_fault_costs_pages_and_nothing_else<H: FaultyHarness>(
+    harness: &mut H,
+    kind: TransferKind,
+    fault: H::Fault,
+    hangs: bool,
+) {
+    let ((down, up), bytes) = (harness.edge(), harness.page_bytes());
+    for page in 0..16 {
+        harness.write_upper(PageId(page), &pattern(page, bytes));
+    }
+    run(harness, 1, down, &[(0, 0), (1, 1), (2, 2), (3, 3)]);
+    harness.inject(fault);
+    let (targets, moves): (_, Vec<(u32, u32)>) = if kind == down {
+        (0..0, (0..4).map(|page| (page + 8, page)).collect())
+    } else if kind == up {
+        (12..16, (0..4).map(|page| (page, page + 12)).collect())
+    } else {
+        (0..0, (0..4).map(|page| (page, page)).collect())
+    };
+    submit(harness, transfer(harness, 2, kind, &moves));
+    if hangs {
+        let begun = Instant::now();
+        while !harness.is_hanging() {
+            assert!(begun.elapsed() < PATIENCE, "{kind:?} under {fault:?} never reached the device");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        harness.mover().cancel(TransferId(2));
+        assert!(
+            harness.completions().try_recv().is_err(),
+            "{kind:?} completed while its access was in flight"
+        );
+        harness.heal();
+    }
+    let done = completion(harness);
+    harness.heal();
+    check_upper(harness, &targets, &done, fault);
+    check_lower(harness, kind, &done, fault);
+}
+
+/// Pages that a transfer brought up are whole as far as it says, and no other page has changed.
+fn check_upper<H: FaultyHarness>(
+    harness: &H,
+    targets: &std::ops::Range<u32>,
+    done: &TransferCompletion,
+    fault: H::Fault,
+) {
+    assert_eq!(
+        (done.id, done.error.is_none()),
+        (TransferId(2), done.pages_whole == 4),
+        "{fault:?}: {done:?}"
+    );
+    for page in 0..16 {
+        let wanted = match targets.contains(&page) {
+            true if ((page - targets.start) as usize) < done.pages_whole => page - targets.start,
+            true => continue,
+            false => page,
+        };
+        assert!(
+            harness.read_upper(PageId(page)) == pattern(wanted, harness.page_bytes()),
+            "{fault:?}: page {page}"
+        );
+    }
+}
+
+/// Below lie the old pages, the new ones or none, each whole; and the tier works again.
+fn check_lower<H: FaultyHarness>(
+    harness: &mut H,
+    kind: TransferKind,
+    done: &TransferCompletion,
+    fault: H::Fault,
+) {
+    let ((down, up), bytes) = (harness.edge(), harness.page_bytes());
+    submit(harness, transfer(harness, 3, up, &[(0, 4), (1, 5), (2, 6), (3, 7)]));
+    let back = completion(harness);
+    assert_eq!(back.id, TransferId(3), "{kind:?} under {fault:?} completed twice");
+    let erased = kind == TransferKind::Erase && done.error.is_none();
+    assert!(!erased || back.pages_whole == 0, "{fault:?}: an erased page came back");
+    for page in 0..back.pages_whole as u32 {
+        let found = harness.read_upper(PageId(page + 4));
+        let (old, new) = (pattern(page, bytes), pattern(page + 8, bytes));
+        assert!(
+            found == old || (kind == down && found == new),
+            "{kind:?} under {fault:?}: page {page} is wrong"
+        );
+    }
+    run(harness, 4, down, &[(8, 0), (9, 1), (10, 2), (11, 3)]);
+    run(harness, 5, up, &[(0, 12), (1, 13), (2, 14), (3, 15)]);
+    for page in 0..4 {
+        assert!(harness.read_upper(PageId(page + 12)) == pattern(page + 8, bytes), "{fault:?}: page {page}");
+    }
+    assert!(harness.completions().recv_timeout(Duration::from_millis(5)).is_err(), "a completion too many");
+}
+
+/// A transfer that must go well.
+fn run<H: MoverHarness>(harness: &H, id: u64, kind: TransferKind, moves: &[(u32, u32)]) {
+    submit(harness, transfer(harness, id, kind, moves));
+    let done = completion(harness);
+    assert_eq!((done.id, done.pages_whole, done.error), (TransferId(id), moves.len(), None));
 }
 
 fn cancel_of_unknown_and_finished_transfers_is_harmless<H: MoverHarness>(harness: &mut H) {

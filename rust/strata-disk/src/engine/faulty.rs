@@ -1,10 +1,12 @@
 //! An engine that wraps another and makes chosen I/Os go wrong: for tests of everything above it. Works on the chain,
 //! not on the system calls, so that it wraps every engine.
 
-use super::{Io, IoEngine, Operation, SegmentBytes, SegmentFile};
+use super::{Buffer, Io, IoEngine, Operation, SegmentBytes, SegmentFile, Then};
+use crate::geometry::BLOCK;
 use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,23 +14,28 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What happens to one I/O.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing.
     None,
     /// It fails with this error number and moves nothing.
     Error(i32),
-    /// It moves at most this many bytes.
+    /// It moves at most this many bytes, and says so.
     Short(usize),
-    /// This bit of its bytes is flipped after a read.
+    /// It moves at most this many bytes, and says that it moved all: what a disk does that loses its power, or lies.
+    Torn(usize),
+    /// This bit of its bytes is flipped on the way: after a read, before a write. What a write writes from stays.
     FlipBit(usize),
     /// It answers so much later.
     Slow(Duration),
-    /// It answers after `release`.
+    /// It answers after `release`, and occupies its thread until then.
     Hold,
+    /// It does not answer, and occupies no thread, until `release_lost`, if ever.
+    Lose,
 }
 
-/// Wraps an engine. Scripts are followed in the order in which I/Os start; past their end everything goes well.
+/// Wraps an engine. Scripts are followed in the order in which I/Os start; past their end everything goes well, or as
+/// `on_all_reads` and `on_all_writes` say.
 pub struct FaultyEngine {
     inner: Arc<dyn IoEngine>,
     script: Arc<Script>,
@@ -44,10 +51,23 @@ struct Script {
 struct State {
     reads: VecDeque<Fault>,
     writes: VecDeque<Fault>,
+    all_reads: Option<Fault>,
+    all_writes: Option<Fault>,
     create_error: Option<i32>,
     sync_error: Option<i32>,
     held: usize,
+    /// How often held I/Os were released: one that was chosen before a release does not hold after it.
     releases: u64,
+    lost: Vec<(Then, io::Result<usize>)>,
+    lost_releases: u64,
+}
+
+/// What happens to an I/O, and which releases it has missed.
+#[derive(Clone, Copy)]
+struct Chosen {
+    fault: Fault,
+    releases: u64,
+    lost_releases: u64,
 }
 
 impl FaultyEngine {
@@ -66,6 +86,16 @@ impl FaultyEngine {
         self.script.state().writes.extend(faults);
     }
 
+    /// What happens to every read past the script, until told otherwise.
+    pub fn on_all_reads(&self, fault: Option<Fault>) {
+        self.script.state().all_reads = fault;
+    }
+
+    /// What happens to every write past the script, until told otherwise.
+    pub fn on_all_writes(&self, fault: Option<Fault>) {
+        self.script.state().all_writes = fault;
+    }
+
     /// With what error number segments are created, until told otherwise.
     pub fn on_create(&self, error: Option<i32>) {
         self.script.state().create_error = error;
@@ -74,6 +104,14 @@ impl FaultyEngine {
     /// With what error number segments are synced, until told otherwise.
     pub fn on_sync(&self, error: Option<i32>) {
         self.script.state().sync_error = error;
+    }
+
+    /// Everything goes well from now on; what is held or lost stays so.
+    pub fn heal(&self) {
+        let mut state = self.script.state();
+        (state.reads, state.writes) = Default::default();
+        (state.all_reads, state.all_writes) = (None, None);
+        (state.create_error, state.sync_error) = (None, None);
     }
 
     /// I/Os that are held now.
@@ -86,6 +124,27 @@ impl FaultyEngine {
         self.script.state().releases += 1;
         self.script.released.notify_all();
     }
+
+    /// I/Os that are lost now.
+    pub fn lost(&self) -> usize {
+        self.script.state().lost.len()
+    }
+
+    /// Lets all lost I/Os answer after all; what comes after them is executed. Returns how many there were.
+    pub fn release_lost(&self) -> usize {
+        let lost = {
+            let mut state = self.script.state();
+            state.lost_releases += 1;
+            std::mem::take(&mut state.lost)
+        };
+        let count = lost.len();
+        for (then, result) in lost {
+            if let Some(next) = then(result) {
+                self.submit(next);
+            }
+        }
+        count
+    }
 }
 
 impl Script {
@@ -93,41 +152,67 @@ impl Script {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn hold(&self) {
+    fn hold(&self, before: u64) {
         let mut state = self.state();
         state.held += 1;
-        let before = state.releases;
         let wait = self.released.wait_timeout_while(state, PATIENCE, |state| state.releases == before);
         let (mut state, _) = wait.unwrap_or_else(PoisonError::into_inner);
         state.held -= 1;
     }
 
+    /// Takes a lost I/O in, unless it has been released since it was chosen.
+    fn lose(&self, then: Then, result: io::Result<usize>, before: u64) -> Option<(Then, io::Result<usize>)> {
+        let mut state = self.state();
+        if state.lost_releases != before {
+            return Some((then, result));
+        }
+        state.lost.push((then, result));
+        None
+    }
+
+    fn choose(&self, operation: &Operation) -> Chosen {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let fault = match operation {
+            Operation::Hop => None,
+            Operation::Read { .. } => state.reads.pop_front().or(state.all_reads),
+            Operation::Write { .. } => state.writes.pop_front().or(state.all_writes),
+        };
+        let (releases, lost_releases) = (state.releases, state.lost_releases);
+        Chosen { fault: fault.unwrap_or(Fault::None), releases, lost_releases }
+    }
+
     /// Takes the next fault of the script and builds it into the I/O, and into those that follow it.
     fn wrap(self: &Arc<Self>, mut io: Io) -> Io {
-        let fault = match io.operation {
-            Operation::Hop => Fault::None,
-            Operation::Read { .. } => self.state().reads.pop_front().unwrap_or(Fault::None),
-            Operation::Write { .. } => self.state().writes.pop_front().unwrap_or(Fault::None),
-        };
+        let Chosen { fault, releases, lost_releases } = self.choose(&io.operation);
+        let asked = io.bytes();
+        let mut flipped = None;
         match fault {
-            Fault::Error(_) => io.buffers.clear(),
-            Fault::Short(bytes) => truncate(&mut io, bytes),
+            Fault::Error(_) => {
+                io.operation = Operation::Hop;
+                io.buffers.clear();
+            }
+            Fault::Short(bytes) | Fault::Torn(bytes) => truncate(&mut io, bytes),
+            Fault::FlipBit(bit) if matches!(io.operation, Operation::Write { .. }) => {
+                flip_on_the_way(&mut io, bit);
+            }
+            Fault::FlipBit(bit) => flipped = locate(&io, bit),
             _ => {}
         }
-        let flipped = match fault {
-            Fault::FlipBit(bit) => locate(&io, bit),
-            _ => None,
-        };
-        let (script, then) = (Arc::clone(self), io.then);
-        io.then = Box::new(move |result| {
+        let (script, mut then) = (Arc::clone(self), io.then);
+        io.then = Box::new(move |mut result| {
+            if fault == Fault::Lose {
+                (then, result) = script.lose(then, result, lost_releases)?;
+            }
             let result = match fault {
                 Fault::Error(number) => Err(io::Error::from_raw_os_error(number)),
+                Fault::Torn(_) => result.map(|_| asked),
                 Fault::Slow(span) => {
                     std::thread::sleep(span);
                     result
                 }
                 Fault::Hold => {
-                    script.hold();
+                    script.hold(releases);
                     result
                 }
                 _ => result,
@@ -143,7 +228,7 @@ impl Script {
 }
 
 struct Bit {
-    byte: std::ptr::NonNull<u8>,
+    byte: NonNull<u8>,
     mask: u8,
 }
 
@@ -163,10 +248,40 @@ fn locate(io: &Io, bit: usize) -> Option<Bit> {
     None
 }
 
+/// Makes a write write from a copy of its bytes in which one bit differs.
+fn flip_on_the_way(io: &mut Io, bit: usize) {
+    let (block, length) = (BLOCK as usize, io.bytes());
+    let mut copy = vec![0_u8; length + block];
+    let start = copy.as_ptr().align_offset(block).min(block);
+    let mut at = start;
+    for buffer in &io.buffers {
+        // SAFETY: the buffers of an Io stay valid until its `then` has run, and of a write nobody changes them.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.pointer().as_ptr(), buffer.len()) };
+        copy[at..at + bytes.len()].copy_from_slice(bytes);
+        at += bytes.len();
+    }
+    if let Some(byte) = copy[start..start + length].get_mut(bit / 8) {
+        *byte ^= 1 << (bit % 8);
+    }
+    let pointer = NonNull::from(&mut copy[start]);
+    // SAFETY: `copy` moves into the `then` below, its heap block stays where it is until that has run, and has `length`
+    // bytes from `start` on.
+    io.buffers = vec![unsafe { Buffer::new(pointer, length) }];
+    let then = std::mem::replace(&mut io.then, Box::new(|_| None));
+    io.then = Box::new(move |result| {
+        drop(copy);
+        then(result)
+    });
+}
+
 fn truncate(io: &mut Io, mut bytes: usize) {
     for buffer in &mut io.buffers {
         buffer.length = buffer.length.min(bytes);
         bytes -= buffer.length;
+    }
+    io.buffers.retain(|buffer| !buffer.is_empty());
+    if io.buffers.is_empty() {
+        io.operation = Operation::Hop;
     }
 }
 
@@ -207,6 +322,6 @@ impl IoEngine for FaultyEngine {
 
     fn stop(&self, deadline: Duration) -> bool {
         self.release();
-        self.inner.stop(deadline)
+        self.inner.stop(deadline) && self.lost() == 0
     }
 }

@@ -10,7 +10,7 @@ mod recording;
 mod threads;
 
 pub use faulty::{Fault, FaultyEngine};
-pub use recording::{LoggedWrite, RecordingEngine, Replay};
+pub use recording::{Fate, LoggedWrite, RecordingEngine, Replay};
 pub use threads::ThreadPoolEngine;
 
 use crate::usage::{HEADERS, PAYLOADS};

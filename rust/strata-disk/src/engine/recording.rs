@@ -1,5 +1,5 @@
 //! An engine that wraps another and writes down every change of the disk, in the order in which they start, and the
-//! replay of any prefix of that log into a fresh root: what a crash at that moment would have left.
+//! replay of that log into a fresh root, up to any point and with any loss: what a crash would have left.
 
 use super::{Io, IoEngine, Operation, Part, SegmentBytes, SegmentFile};
 use crate::root::MARKER_FILE;
@@ -9,6 +9,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// What a disk writes whole or not at all.
+const SECTOR: u64 = 512;
 
 /// One change of the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +131,19 @@ impl IoEngine for RecordingEngine {
     }
 }
 
+/// What a crash left of one change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// All of it.
+    Whole,
+    /// Nothing.
+    Lost,
+    /// Of a write, so many bytes.
+    Front(usize),
+    /// Of a write, about half of its sectors; which ones, this seed decides.
+    Sectors(u64),
+}
+
 /// Rebuilds a root as a crash would have left it.
 pub struct Replay<'a> {
     /// What was recorded.
@@ -138,33 +155,51 @@ pub struct Replay<'a> {
 }
 
 impl Replay<'_> {
-    /// Applies the first `count` changes for which `keep` holds. Of the last one only `torn` bytes, if given: a dying
-    /// process tears its last write; a power loss also loses (`keep`) any of those that no sync made safe.
-    pub fn apply(&self, count: usize, torn: Option<usize>, keep: impl Fn(usize) -> bool) -> io::Result<()> {
+    /// Applies changes, each an index into the log, in the order in which they are given: a process that dies leaves
+    /// them in the order of the log and tears the last one; a power loss may reorder, tear and lose all that no sync
+    /// made safe. Changes of a file whose creation was lost are lost with it.
+    pub fn apply(&self, changes: impl IntoIterator<Item = (usize, Fate)>) -> io::Result<()> {
         fs::create_dir_all(self.to)?;
         fs::copy(self.from.join(MARKER_FILE), self.to.join(MARKER_FILE))?;
-        for (index, change) in self.log.iter().enumerate().take(count) {
-            if keep(index) {
-                self.change(change, torn.filter(|_| index + 1 == count))?;
+        for (index, fate) in changes {
+            match self.log.get(index) {
+                Some(change) if fate != Fate::Lost => self.change(change, fate)?,
+                _ => {}
             }
         }
         Ok(())
     }
 
-    fn change(&self, change: &LoggedWrite, torn: Option<usize>) -> io::Result<()> {
-        match change {
-            LoggedWrite::Create { path, bytes } => {
-                let path = self.target(path)?;
-                File::create(path)?.set_len(*bytes)
-            }
-            LoggedWrite::Write { path, offset, bytes } => {
-                let file = OpenOptions::new().write(true).open(self.target(path)?)?;
-                let length = torn.unwrap_or(bytes.len()).min(bytes.len());
-                file.write_all_at(&bytes[..length], *offset)
-            }
+    fn change(&self, change: &LoggedWrite, fate: Fate) -> io::Result<()> {
+        let done = match change {
+            LoggedWrite::Create { path, bytes } => File::create(self.target(path)?)?.set_len(*bytes),
+            LoggedWrite::Write { path, offset, bytes } => self.write(path, *offset, bytes, fate),
             LoggedWrite::Remove { path } => fs::remove_file(self.target(path)?),
             LoggedWrite::Sync { .. } => Ok(()),
+        };
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
         }
+    }
+
+    fn write(&self, path: &Path, offset: u64, bytes: &[u8], fate: Fate) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).open(self.target(path)?)?;
+        let seed = match fate {
+            Fate::Whole | Fate::Lost => return file.write_all_at(bytes, offset),
+            Fate::Front(length) => return file.write_all_at(&bytes[..length.min(bytes.len())], offset),
+            Fate::Sectors(seed) => seed,
+        };
+        let mut at = 0;
+        while at < bytes.len() {
+            let sector = (offset + at as u64) / SECTOR;
+            let end = (((sector + 1) * SECTOR - offset) as usize).min(bytes.len());
+            if xxh3_64_with_seed(&sector.to_le_bytes(), seed) & 1 == 0 {
+                file.write_all_at(&bytes[at..end], offset + at as u64)?;
+            }
+            at = end;
+        }
+        Ok(())
     }
 
     fn target(&self, path: &Path) -> io::Result<PathBuf> {

@@ -5,8 +5,8 @@ use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
-use strata_disk::{DiskConfig, DiskError, DiskStore, IoEngine, PageMemory, Recovered};
+use std::time::{Duration, Instant};
+use strata_disk::{DiskConfig, DiskError, DiskStore, IoEngine, PageMemory, Recovered, Recovery};
 use strata_tier::{completion_queue, CompletionReceiver, Mover, SubmitError};
 use strata_types::{
     Fingerprint, GroupId, Namespace, PageId, PageMove, PageRecord, TransferCompletion, TransferDescriptor,
@@ -74,9 +74,19 @@ pub struct Rig {
     pub store: DiskStore,
     pub memory: Arc<HeapPages>,
     pub completions: CompletionReceiver,
+    /// What was found; empty while `recovery` is there.
     pub recovered: Recovered,
+    pub recovery: Option<Recovery>,
     pub page_size: u32,
     next: u64,
+}
+
+pub fn wait_for(condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < PATIENCE, "waited too long");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 pub const HOST_PAGES: u32 = 64;
@@ -93,14 +103,24 @@ impl Rig {
     }
 
     pub fn try_open(config: DiskConfig, wrap: EngineOf<'_>) -> Result<Rig, DiskError> {
+        let mut rig = Rig::serving(config, wrap)?;
+        if let Some(recovery) = rig.recovery.take() {
+            rig.recovered = recovery.wait(PATIENCE)?;
+        }
+        Ok(rig)
+    }
+
+    /// Opens without waiting for recovery.
+    pub fn serving(config: DiskConfig, wrap: EngineOf<'_>) -> Result<Rig, DiskError> {
         let (sender, completions) = completion_queue(1024);
         let memory = HeapPages::new(HOST_PAGES, config.page_bytes as usize);
         let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
         let page_size = config.page_size;
-        let (store, recovered) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
+        let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
             Ok(wrap(Arc::new(strata_disk::ThreadPoolEngine::new(threads, direct, page_bytes, probe)?)))
         })?;
-        Ok(Rig { store, memory, completions, recovered, page_size, next: 0 })
+        let (recovered, recovery) = (Recovered::default(), Some(recovery));
+        Ok(Rig { store, memory, completions, recovered, recovery, page_size, next: 0 })
     }
 
     pub fn submit(&mut self, kind: TransferKind, moves: &[(u32, u32)], records: &[PageRecord]) -> TransferId {
