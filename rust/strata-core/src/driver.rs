@@ -12,13 +12,15 @@ use crossbeam_channel::{
     bounded, select, Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError,
 };
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use strata_control::ControlAction;
 use strata_tier::{CompletionReceiver, Mover, SubmitError};
 use strata_types::{
-    PlanId, RequestId, TierId, Time, TransferDescriptor, TransferError, TransferId, TransferKind,
+    PageId, PageRecord, PlanId, RequestId, TierId, Time, TransferDescriptor, TransferError, TransferId,
+    TransferKind,
 };
 use thiserror::Error;
 
@@ -81,6 +83,10 @@ enum Command {
     PlanFailed(PlanId, StepFailure),
     Flush(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Demote(Vec<TierId>, Duration, Sender<MaintenanceReport>),
+    Resize(TierId, u32, Duration, Sender<MaintenanceReport>),
+    AttachDisk(Arc<dyn Mover>, u32, Sender<()>),
+    Recovered(Range<u32>, Vec<(PageId, PageRecord)>, bool, Sender<u32>),
+    DetachDisk(Duration, Sender<MaintenanceReport>),
     Check(Sender<Result<bool, String>>),
     Stats(Sender<CoreStats>),
     Stop,
@@ -165,6 +171,36 @@ impl DriverHandle {
     /// Empties these tiers downward.
     pub fn demote(&self, tiers: Vec<TierId>, limit: Duration) -> Result<MaintenanceReport, DriverError> {
         self.ask(limit + ANSWER, |reply| Command::Demote(tiers, limit, reply))
+    }
+
+    /// Gives a tier another number of pages; its memory or files must have room for them already.
+    pub fn resize(
+        &self,
+        tier: TierId,
+        pages: u32,
+        limit: Duration,
+    ) -> Result<MaintenanceReport, DriverError> {
+        self.ask(limit + ANSWER, |reply| Command::Resize(tier, pages, limit, reply))
+    }
+
+    /// A disk of this many pages is there, none of them looked at yet.
+    pub fn attach_disk(&self, disk: Arc<dyn Mover>, pages: u32) -> Result<(), DriverError> {
+        self.ask(ANSWER, |reply| Command::AttachDisk(disk, pages, reply))
+    }
+
+    /// Reports what a stretch of the disk holds; returns how many pages match that did not before.
+    pub fn recovered(
+        &self,
+        pages: Range<u32>,
+        found: Vec<(PageId, PageRecord)>,
+        last: bool,
+    ) -> Result<u32, DriverError> {
+        self.ask(ANSWER, |reply| Command::Recovered(pages, found, last, reply))
+    }
+
+    /// Forgets the disk: once this returns without `timed_out`, nothing uses it any more.
+    pub fn detach_disk(&self, limit: Duration) -> Result<MaintenanceReport, DriverError> {
+        self.ask(limit + ANSWER, |reply| Command::DetachDisk(limit, reply))
     }
 
     /// Proves that Core's books agree; says whether Core was idle, when the proof is the strictest.
@@ -324,6 +360,16 @@ impl Loop {
             Command::PlanFailed(plan, why) => self.core.plan_failed(now, plan, why)?,
             Command::Flush(tiers, limit, reply) => self.core.flush(now + limit, tiers, reply),
             Command::Demote(tiers, limit, reply) => self.core.demote(now + limit, tiers, reply),
+            Command::Resize(tier, pages, limit, reply) => self.core.resize(now + limit, tier, pages, reply),
+            Command::AttachDisk(disk, pages, reply) => {
+                self.movers.disk = Some(disk);
+                self.core.attach_disk(pages)?;
+                let _gone = reply.try_send(());
+            }
+            Command::Recovered(pages, found, last, reply) => {
+                let _gone = reply.try_send(self.core.recovered(pages, found, last)?);
+            }
+            Command::DetachDisk(limit, reply) => self.core.detach_disk(now + limit, reply),
             Command::Check(reply) => {
                 let result =
                     self.core.check().map(|()| self.core.is_idle()).map_err(|error| error.to_string());

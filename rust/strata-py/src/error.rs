@@ -44,6 +44,17 @@ impl From<Failure> for PyErr {
     }
 }
 
+/// The words of a failure that nobody is there to be raised to.
+pub fn sentence(failure: &Failure) -> &str {
+    match failure {
+        Failure::Config(text)
+        | Failure::Capacity(text)
+        | Failure::Storage(text)
+        | Failure::Request(text)
+        | Failure::Stopped(text) => text,
+    }
+}
+
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Failure {
         match error {

@@ -2,6 +2,7 @@
 //! Errors cross in `error`, the interpreter's lock is let go in `gate`, and nowhere else.
 
 mod cache;
+mod disk;
 mod error;
 mod gate;
 mod keys;

@@ -7,12 +7,14 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use strata_control::{Selective, Through, WritePolicy};
+use strata_control::{Back, Selective, Through, WritePolicy};
 use strata_copy::{BandwidthLimit, NoThrottle, Throttle};
-use strata_types::Fingerprint;
+use strata_core::{Adaptive, BestEffort, PrefetchPolicy, Timeout, WaitForAll};
+use strata_sched::cost::{CostPrior, LinkCost};
+use strata_types::{Fingerprint, TransferKind};
 
 /// Every field is required, so that defaults live in one place: `strata.config`.
-#[derive(FromPyObject)]
+#[derive(Clone, FromPyObject)]
 #[pyo3(from_item_all)]
 pub struct Options {
     pub page_size: u32,
@@ -25,16 +27,26 @@ pub struct Options {
     pub disk_capacity: u64,
     pub fingerprint: [u8; 32],
     pub write_policy: String,
+    pub disk_write_policy: String,
     pub selective_accesses: u32,
     pub policy: String,
     pub batch_tokens: u32,
     pub max_running: u32,
     pub max_waiting: usize,
     pub outstanding_plans: usize,
+    pub prefetch_policy: String,
     pub prefetch_timeout_s: f64,
+    pub prefetch_timeout_per_1k_s: f64,
+    pub prefetch_share: f64,
+    pub disk_bytes_per_day: u64,
     pub copy_threads: usize,
     pub disk_threads: usize,
     pub copy_bandwidth: u64,
+}
+
+fn span(flag: &str, value: f64) -> Outcome<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| Failure::Config(format!("{flag} {value} is no time to wait: use 0 or more seconds")))
 }
 
 impl Options {
@@ -43,13 +55,14 @@ impl Options {
         Fingerprint(self.fingerprint)
     }
 
-    /// A fresh write policy; both edges use the same kind.
-    pub fn write_policy(&self) -> Outcome<Box<dyn WritePolicy>> {
-        match self.write_policy.as_str() {
+    /// A fresh write policy by its name.
+    pub fn write_policy(&self, flag: &str, name: &str) -> Outcome<Box<dyn WritePolicy>> {
+        match name {
+            "back" => Ok(Box::new(Back)),
             "through" => Ok(Box::new(Through)),
             "selective" => Ok(Box::new(Selective { accesses: self.selective_accesses })),
             other => Err(Failure::Config(format!(
-                "--write-policy {other:?} is unknown: choose through or selective"
+                "{flag} {other:?} is unknown: choose back, through or selective"
             ))),
         }
     }
@@ -63,11 +76,30 @@ impl Options {
     }
 
     /// How long a request waits for its prefetch.
-    pub fn prefetch_timeout(&self) -> Outcome<Duration> {
-        Duration::try_from_secs_f64(self.prefetch_timeout_s).map_err(|_| {
-            let value = self.prefetch_timeout_s;
-            Failure::Config(format!("--prefetch-timeout-s {value} is no time to wait: use 0 or more seconds"))
-        })
+    pub fn prefetch_policy(&self) -> Outcome<Box<dyn PrefetchPolicy>> {
+        let limit = span("--prefetch-timeout-s", self.prefetch_timeout_s)?;
+        match self.prefetch_policy.as_str() {
+            "adaptive" => Ok(Box::new(Adaptive { deadline: limit })),
+            "best_effort" => Ok(Box::new(BestEffort)),
+            "wait" => Ok(Box::new(WaitForAll)),
+            "timeout" => Ok(Box::new(Timeout {
+                base: limit,
+                per_thousand_tokens: span("--prefetch-timeout-per-1k-s", self.prefetch_timeout_per_1k_s)?,
+            })),
+            other => Err(Failure::Config(format!(
+                "--prefetch-policy {other:?} is unknown: choose adaptive, best_effort, wait or timeout"
+            ))),
+        }
+    }
+
+    /// What is known of the hardware beforehand: the speed of an emulated link.
+    pub fn costs(&self) -> CostPrior {
+        let prior = CostPrior::default();
+        if self.copy_bandwidth == 0 {
+            return prior;
+        }
+        let link = LinkCost { latency: 0.0, per_byte: 1.0 / self.copy_bandwidth as f64 };
+        prior.with_link(TransferKind::Load, link).with_link(TransferKind::Backup, link)
     }
 
     /// What slows copies down: a test's hold, an emulated link, or nothing.

@@ -1,5 +1,6 @@
 //! `Runtime`: Core on its thread, with the host arena, the copy threads and the disk store of one engine.
 
+use crate::disk::DiskKeeper;
 use crate::error::{Failure, Outcome};
 use crate::gate::released;
 use crate::memory::{device_region, HostPages, LayerHold};
@@ -9,27 +10,31 @@ use crate::stats::flatten;
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use strata_control::ControlConfig;
 use strata_copy::{warm, Arena, CopyConfig, CopyEngine, Region};
 use strata_core::{
     Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
-    Work,
+    StepTime, Work,
 };
-use strata_disk::{DiskConfig, DiskError, DiskStore, Health};
+use strata_disk::DiskConfig;
 use strata_sched::Limits;
 use strata_tier::completion_queue;
-use strata_types::{GroupId, KvLayout, KvShape, Namespace, PageId, PageRecord, PlanId, RequestId, TierId};
+use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
 
 /// Completions that may wait for Core. Core drains them in microseconds; a Mover that finds no room waits.
 const COMPLETIONS: usize = 4096;
-/// Pages of one transfer: long enough to keep a disk busy, short enough to commit early and to cut.
-const TRANSFER_PAGES: u32 = 32;
+/// Bytes and pages of one transfer.
+const TRANSFER_BYTES: u64 = 24 << 20;
+const MOST_TRANSFER_PAGES: u32 = 256;
+/// Memory through which pages pass between device and disk where there is no host tier.
+const STAGING_BYTES: u64 = 64 << 20;
+/// How long an eviction waits for write-back at most.
+const SAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// Memory of each pool that is mapped before it is needed: a few long documents, well under any pool's own cap.
 const WARM_BYTES: u64 = 1 << 30;
-/// Longest wait for what lies on the disk.
-const RECOVERY_LIMIT: Duration = Duration::from_secs(600);
 /// Page alignment in the host arena and on disk: what O_DIRECT asks for.
 const ALIGNMENT: u64 = 4096;
 
@@ -39,58 +44,36 @@ pub struct Runtime {
     handle: DriverHandle,
     driver: Mutex<Option<Driver>>,
     copies: Arc<CopyEngine>,
-    disk: Option<Arc<DiskStore>>,
-    disk_off_reason: Option<String>,
-    recovered_pages: u32,
-    damaged_records: u32,
+    disk: DiskKeeper,
+    options: Options,
+    shape: KvShape,
     page_size: usize,
 }
 
-/// The disk store, what it found, and why there is none.
-#[derive(Default)]
-struct Disk {
-    store: Option<Arc<DiskStore>>,
-    found: Vec<(PageId, PageRecord)>,
-    damaged: u32,
-    off_reason: Option<String>,
+/// Pages of one transfer: enough bytes to keep a disk busy, few enough to commit early, to cut, and to tell how it
+/// goes.
+fn transfer_pages(shape: KvShape) -> u32 {
+    u32::try_from(TRANSFER_BYTES / shape.page_bytes() as u64)
+        .unwrap_or(u32::MAX)
+        .clamp(1, MOST_TRANSFER_PAGES)
 }
 
-fn open_disk(
-    options: &Options,
-    shape: KvShape,
-    host: Arc<HostPages>,
-    completions: &strata_tier::CompletionSender,
-) -> Outcome<Disk> {
-    let off = |reason: &str| Ok(Disk { off_reason: Some(reason.into()), ..Disk::default() });
+/// The disk store's settings, or why there is to be none.
+fn disk_config(options: &Options, shape: KvShape) -> Outcome<Result<DiskConfig, String>> {
     let Some(root) = options.disk_path.clone().filter(|_| options.disk_capacity > 0) else {
-        return off("--disk-capacity is 0");
+        return Ok(Err("--disk-capacity is 0".into()));
     };
-    if options.host_pages == 0 {
-        return off("--host-memory is 0, and pages reach the disk through host memory");
-    }
+    Ok(Ok(disk_config_at(options, shape, root, options.disk_capacity)?))
+}
+
+fn disk_config_at(options: &Options, shape: KvShape, root: PathBuf, capacity: u64) -> Outcome<DiskConfig> {
     let page_bytes = u32::try_from(shape.page_bytes()).map_err(|_| {
         let bytes = shape.page_bytes();
         Failure::Config(format!("a page of {bytes} bytes is too large for a record: lower --page-size"))
     })?;
-    let mut config =
-        DiskConfig::new(root, options.disk_capacity, options.fingerprint(), options.page_size, page_bytes);
+    let mut config = DiskConfig::new(root, capacity, options.fingerprint(), options.page_size, page_bytes);
     config.threads = options.disk_threads;
-    match DiskStore::open(config, host, completions.clone()) {
-        Ok((store, recovery)) => {
-            let recovered = recovery.wait(RECOVERY_LIMIT)?;
-            Ok(Disk {
-                store: Some(Arc::new(store)),
-                damaged: recovered.damaged,
-                found: recovered.records.into_iter().map(|found| (found.page, found.record)).collect(),
-                off_reason: None,
-            })
-        }
-        // A root that another owns, or a disk that does not answer, costs the tier and not the server.
-        Err(error @ (DiskError::Locked { .. } | DiskError::Io { .. } | DiskError::Deadline { .. })) => {
-            off(&error.to_string())
-        }
-        Err(error) => Err(error.into()),
-    }
+    Ok(config)
 }
 
 impl Runtime {
@@ -103,8 +86,10 @@ impl Runtime {
         let shape =
             KvShape::new(group, options.layers, options.parts, options.page_size, options.token_bytes)?;
         let device_layout = KvLayout::layer_first(shape, options.device_pages)?;
-        // An engine without a host tier still has a copy engine; it is simply never asked.
-        let host_layout = KvLayout::page_first(shape, options.host_pages.max(1), ALIGNMENT)?;
+        // Without a host tier pages pass through a few pages of staging on their way to and from the disk.
+        let staging_pages = u32::try_from(STAGING_BYTES / shape.page_bytes() as u64).unwrap_or(1).max(1);
+        let arena_pages = if options.host_pages == 0 { staging_pages } else { options.host_pages };
+        let host_layout = KvLayout::page_first(shape, arena_pages, ALIGNMENT)?;
         let arena = Arc::new(Arena::new(host_layout.total_bytes().next_multiple_of(ALIGNMENT) as usize)?);
         let region = Region::from_arena(arena);
         let (sender, receiver) = completion_queue(COMPLETIONS);
@@ -122,45 +107,46 @@ impl Runtime {
             sender.clone(),
         )?);
         let host = Arc::new(HostPages { region, layout: host_layout });
-        let disk = open_disk(options, shape, host, &sender)?;
-        let disk_pages = disk.store.as_ref().map_or(0, |store| store.capacity());
-        let mut core = Core::new(CoreConfig {
+        let core = Core::new(CoreConfig {
             control: ControlConfig {
                 page_size: options.page_size,
                 group,
                 layers: options.layers,
                 page_bytes: shape.page_bytes() as u64,
-                pages: [options.device_pages, options.host_pages, disk_pages],
+                pages: [options.device_pages, options.host_pages, 0],
+                staging_pages,
                 device_shards: 1,
-                backup: options.write_policy()?,
-                spill: options.write_policy()?,
-                transfer_pages: TRANSFER_PAGES,
+                backup: options.write_policy("--write-policy", &options.write_policy)?,
+                spill: options.write_policy("--disk-write-policy", &options.disk_write_policy)?,
+                save_patience: SAVE_PATIENCE,
+                disk_bytes_per_day: Some(options.disk_bytes_per_day).filter(|limit| *limit > 0),
+                transfer_pages: transfer_pages(shape),
                 ghost_pages: 2 * options.device_pages as usize,
             },
             policy: options.policy()?,
             limits: Limits { batch_tokens: options.batch_tokens, max_running: options.max_running },
             outstanding_plans: options.outstanding_plans,
             max_waiting: options.max_waiting,
-            prefetch_timeout: options.prefetch_timeout()?,
+            prefetch_policy: options.prefetch_policy()?,
+            prefetch_share: options.prefetch_share,
+            costs: options.costs(),
         })?;
-        let recovered_pages = core.recover(disk.found)?;
         if let Some(warming) = warming {
             // Done before the first request: it would take a core from it. A panic there costs only warmth.
             let _panicked = warming.join();
         }
         let device_mover: Arc<dyn strata_tier::Mover> = copies.clone();
-        let disk_mover = disk.store.clone().map(|store| -> Arc<dyn strata_tier::Mover> { store });
-        let movers = Movers { device: device_mover, disk: disk_mover };
+        let movers = Movers { device: device_mover, disk: None };
         let driver = Driver::start(core, movers, receiver, options.outstanding_plans)
             .map_err(|error| Failure::Capacity(format!("cannot start the core's thread: {error}")))?;
+        let disk = DiskKeeper::start(driver.handle(), host, sender, disk_config(options, shape)?)?;
         Ok(Runtime {
             handle: driver.handle(),
             driver: Mutex::new(Some(driver)),
             copies,
-            disk: disk.store,
-            disk_off_reason: disk.off_reason,
-            recovered_pages,
-            damaged_records: disk.damaged,
+            disk,
+            options: options.clone(),
+            shape,
             page_size: options.page_size as usize,
         })
     }
@@ -233,6 +219,7 @@ impl Runtime {
         max_new_tokens: usize,
         salt: &str,
         priority: i32,
+        keep: bool,
     ) -> PyResult<()> {
         let new = NewRequest {
             id: RequestId(request),
@@ -240,6 +227,7 @@ impl Runtime {
             prompt: prompt.as_slice()?.to_vec(),
             max_new_tokens,
             priority,
+            keep,
         };
         Ok(self.handle.submit(new).map_err(Failure::from)?)
     }
@@ -261,17 +249,20 @@ impl Runtime {
     }
 
     /// Reports a plan as carried out: for each row the sampled token (None where none was asked for), and whether
-    /// the engine saw an end.
+    /// the engine saw an end; `busy_s` seconds went to computing, `stalled_s` to waiting for loads.
     fn plan_done(
         &self,
         py: Python<'_>,
         plan: u64,
         tokens: Vec<Option<u32>>,
         finished: Vec<bool>,
+        busy_s: f64,
+        stalled_s: f64,
     ) -> Outcome<()> {
+        let time = StepTime { busy: seconds(busy_s), stalled: seconds(stalled_s) };
         let rows = tokens.into_iter().zip(finished);
         let results = rows.map(|(token, finished)| RowResult { token, finished }).collect();
-        Ok(released(py, || self.handle.plan_done(PlanId(plan), results))?)
+        Ok(released(py, || self.handle.plan_done(PlanId(plan), results, time))?)
     }
 
     /// Reports a plan as failed: `why` is `step` (it went wrong itself), `load` (a load under it failed) or
@@ -307,28 +298,34 @@ impl Runtime {
     /// Every counter and gauge, by flat name.
     fn stats(&self, py: Python<'_>) -> Outcome<BTreeMap<String, f64>> {
         let core = released(py, || self.handle.stats())?;
-        let disk = self.disk.as_ref().map(|disk| disk.stats());
-        Ok(flatten(&core, &self.copies.stats(), disk.as_ref()))
+        let (disk, (up, attempts)) = (self.disk.stats(), self.disk.availability());
+        let mut flat = flatten(&core, &self.copies.stats(), disk.as_ref());
+        flat.insert("disk_up".into(), f64::from(u8::from(up)));
+        flat.insert("disk_open_attempts".into(), attempts as f64);
+        Ok(flat)
     }
 
     /// The disk tier in words: (engine, what is wrong). None for the engine if the tier is off.
     fn disk_state(&self) -> (Option<String>, Option<String>) {
-        let Some(disk) = &self.disk else { return (None, self.disk_off_reason.clone()) };
-        let problem = match disk.health() {
-            Health::Up => None,
-            Health::Stalled { operation, elapsed } => {
-                Some(format!("stalled: {operation} has not answered for {:.0} s", elapsed.as_secs_f64()))
-            }
-            Health::OutOfService { reason } => Some(format!("out of service: {reason}")),
-            Health::Closed => Some("closed".into()),
-        };
-        (Some(disk.describe()), problem)
+        self.disk.describe()
     }
 
-    /// Pages that a scan of the disk brought back at start, and records that it found damaged.
+    /// Opens a disk root of at most `capacity` bytes while the engine serves. Raises ConfigError if one is attached,
+    /// StorageError if the root cannot be used.
+    fn attach_disk(&self, py: Python<'_>, path: PathBuf, capacity: u64) -> Outcome<()> {
+        let config = disk_config_at(&self.options, self.shape, path, capacity)?;
+        released(py, || self.disk.attach(config))
+    }
+
+    /// Forgets the disk and closes it; what it holds stays there. False if something still used it in the end.
+    fn detach_disk(&self, py: Python<'_>, timeout_s: f64) -> Outcome<bool> {
+        released(py, || self.disk.detach(seconds(timeout_s)))
+    }
+
+    /// Pages that came back from the disk so far, and records that it found damaged.
     #[getter]
     fn recovered(&self) -> (u32, u32) {
-        (self.recovered_pages, self.damaged_records)
+        self.disk.recovered()
     }
 
     /// Stops the core, the copies and the disk store, each within a bound; what is on disk is synced. Idempotent.
@@ -337,9 +334,9 @@ impl Runtime {
             let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(driver);
             let copies = self.copies.close();
-            let disk = self.disk.as_ref().map_or(Ok(()), |disk| disk.close());
+            let disk = self.disk.close();
             copies?;
-            Ok(disk?)
+            disk
         })
     }
 }

@@ -1,0 +1,254 @@
+//! The disk tier of a running engine: opened, watched and, when asked, attached and detached. A root that another
+//! process owns or a disk that does not answer costs the tier and not the server: it is tried again. What the disk
+//! holds comes back while the server serves.
+
+use crate::error::{Failure, Outcome};
+use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use strata_core::DriverHandle;
+use strata_disk::{DiskConfig, DiskError, DiskStats, DiskStore, Health, PageMemory, Recovery};
+use strata_tier::CompletionSender;
+
+/// Waits between two attempts to open a root: the first, and the longest after doubling.
+const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long a start waits for what lies on the disk before it serves without.
+const RECOVERY_AT_START: Duration = Duration::from_secs(2);
+/// The longest that nothing comes from a recovery that is alive.
+const RECOVERY_SILENCE: Duration = Duration::from_secs(60);
+
+/// What is known of the disk now.
+enum State {
+    /// There is to be none.
+    Off(String),
+    /// It could not be opened and is tried again.
+    Waiting { reason: String, config: Box<DiskConfig>, next: Instant, wait: Duration },
+    /// It serves.
+    Attached(Arc<DiskStore>),
+}
+
+struct Shared {
+    handle: DriverHandle,
+    memory: Arc<dyn PageMemory>,
+    completions: CompletionSender,
+    state: Mutex<State>,
+    recovered_pages: AtomicU32,
+    damaged_records: AtomicU32,
+    attempts: AtomicU64,
+}
+
+/// Keeps the disk tier.
+pub struct DiskKeeper {
+    shared: Arc<Shared>,
+    /// Dropped to end the thread.
+    alive: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
+}
+
+/// Errors that may pass: another owner, a device that fails or hangs.
+fn may_pass(error: &DiskError) -> bool {
+    matches!(error, DiskError::Locked { .. } | DiskError::Io { .. } | DiskError::Deadline { .. })
+}
+
+impl DiskKeeper {
+    /// Opens the root of `config`, if there is one. An error that no retry mends is the caller's.
+    pub fn start(
+        handle: DriverHandle,
+        memory: Arc<dyn PageMemory>,
+        completions: CompletionSender,
+        config: Result<DiskConfig, String>,
+    ) -> Outcome<DiskKeeper> {
+        let shared = Arc::new(Shared {
+            handle,
+            memory,
+            completions,
+            state: Mutex::new(State::Off("it is being opened".into())),
+            recovered_pages: AtomicU32::new(0),
+            damaged_records: AtomicU32::new(0),
+            attempts: AtomicU64::new(0),
+        });
+        match config {
+            Ok(config) => {
+                if let Some(done) = shared.open(config)? {
+                    // The rest comes while the server serves.
+                    let _later = done.recv_timeout(RECOVERY_AT_START);
+                }
+            }
+            Err(reason) => *shared.state() = State::Off(reason),
+        }
+        let (alive, closed) = bounded(0);
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("strata-disk-keeper".into())
+            .spawn(move || watched.keep_trying(&closed))
+            .map_err(|error| Failure::Capacity(format!("cannot start the disk's thread: {error}")))?;
+        Ok(DiskKeeper { shared, alive: Mutex::new(Some((alive, thread))) })
+    }
+
+    /// The store, while it serves.
+    pub fn store(&self) -> Option<Arc<DiskStore>> {
+        self.shared.store()
+    }
+
+    /// Opens a root while the engine serves. Waits for no recovery.
+    pub fn attach(&self, config: DiskConfig) -> Outcome<()> {
+        if let State::Attached(store) = &*self.shared.state() {
+            let described = store.describe();
+            return Err(Failure::Config(format!(
+                "a disk is attached already ({described}): detach it first"
+            )));
+        }
+        self.shared.open(config).map(|_recovery| ())
+    }
+
+    /// Forgets the disk and closes it; what it holds stays there. False if something still used it after `limit`.
+    pub fn detach(&self, limit: Duration) -> Outcome<bool> {
+        let Some(store) = self.store() else {
+            *self.shared.state() = State::Off("it was detached".into());
+            return Ok(true);
+        };
+        if self.shared.handle.detach_disk(limit)?.timed_out {
+            return Ok(false);
+        }
+        *self.shared.state() = State::Off("it was detached".into());
+        store.close()?;
+        Ok(true)
+    }
+
+    /// In words: the engine, and what is wrong.
+    pub fn describe(&self) -> (Option<String>, Option<String>) {
+        match &*self.shared.state() {
+            State::Off(reason) => (None, Some(reason.clone())),
+            State::Waiting { reason, next, .. } => {
+                let seconds = next.saturating_duration_since(Instant::now()).as_secs();
+                (None, Some(format!("{reason}; tried again in {seconds} s")))
+            }
+            State::Attached(store) => (Some(store.describe()), problem(store)),
+        }
+    }
+
+    /// Counters of the store, while it serves.
+    pub fn stats(&self) -> Option<DiskStats> {
+        self.store().map(|store| store.stats())
+    }
+
+    /// Whether it serves, and how often it was tried to open it.
+    pub fn availability(&self) -> (bool, u64) {
+        let up = self.store().is_some_and(|store| store.health() == Health::Up);
+        (up, self.shared.attempts.load(Relaxed))
+    }
+
+    /// Pages that came back from the disk, and records that were found damaged.
+    pub fn recovered(&self) -> (u32, u32) {
+        (self.shared.recovered_pages.load(Relaxed), self.shared.damaged_records.load(Relaxed))
+    }
+
+    /// Ends the thread and closes the store.
+    pub fn close(&self) -> Outcome<()> {
+        let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((alive, thread)) = alive {
+            drop(alive);
+            let _panicked = thread.join();
+        }
+        self.store().map_or(Ok(()), |store| Ok(store.close()?))
+    }
+}
+
+fn problem(store: &DiskStore) -> Option<String> {
+    match store.health() {
+        Health::Up => None,
+        Health::Stalled { operation, elapsed } => {
+            Some(format!("stalled: {operation} has not answered for {:.0} s", elapsed.as_secs_f64()))
+        }
+        Health::OutOfService { reason } => Some(format!("out of service: {reason}")),
+        Health::Closed => Some("closed".into()),
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn store(&self) -> Option<Arc<DiskStore>> {
+        match &*self.state() {
+            State::Attached(store) => Some(Arc::clone(store)),
+            _ => None,
+        }
+    }
+
+    /// Opens a root and hands it to Core. Says when its recovery is over; none if it has to be tried again.
+    fn open(self: &Arc<Self>, config: DiskConfig) -> Outcome<Option<Receiver<()>>> {
+        self.attempts.fetch_add(1, Relaxed);
+        let opened = DiskStore::open(config.clone(), Arc::clone(&self.memory), self.completions.clone());
+        let (store, recovery) = match opened {
+            Ok(opened) => opened,
+            Err(error) if may_pass(&error) => {
+                self.wait_and_retry(error.to_string(), config);
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let store = Arc::new(store);
+        self.handle.attach_disk(store.clone(), store.capacity())?;
+        *self.state() = State::Attached(store);
+        let (over, done) = bounded(1);
+        let watched = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("strata-recovery".into())
+            .spawn(move || {
+                watched.take_in(&recovery);
+                let _gone = over.try_send(());
+            })
+            .map_err(|error| Failure::Capacity(format!("cannot start the recovery's thread: {error}")))?;
+        Ok(Some(done))
+    }
+
+    fn wait_and_retry(&self, reason: String, config: DiskConfig) {
+        let mut state = self.state();
+        let wait = match &*state {
+            State::Waiting { wait, .. } => (*wait * 2).min(RETRIES.1),
+            _ => RETRIES.0,
+        };
+        *state = State::Waiting { reason, config: Box::new(config), next: Instant::now() + wait, wait };
+    }
+
+    /// Hands over what the disk holds, batch by batch, until the last, the store's end or Core's.
+    fn take_in(&self, recovery: &Recovery) {
+        while let Ok(batch) = recovery.batches().recv_timeout(RECOVERY_SILENCE) {
+            self.damaged_records.fetch_add(batch.damaged, Relaxed);
+            let found = batch.records.into_iter().map(|found| (found.page, found.record)).collect();
+            match self.handle.recovered(batch.pages, found, batch.last) {
+                Ok(pages) => self.recovered_pages.fetch_add(pages, Relaxed),
+                // Core has stopped: nobody is left to tell.
+                Err(_) => return,
+            };
+            if batch.last {
+                return;
+            }
+        }
+    }
+
+    /// Tries again whenever it is time, until the engine closes.
+    fn keep_trying(self: &Arc<Self>, closed: &Receiver<()>) {
+        loop {
+            match closed.recv_timeout(RETRIES.0 / 4) {
+                Err(RecvTimeoutError::Timeout) => {}
+                _ => return,
+            }
+            let due: Option<(DiskConfig, PathBuf)> = match &*self.state() {
+                State::Waiting { config, next, .. } if *next <= Instant::now() => {
+                    Some(((**config).clone(), config.root.clone()))
+                }
+                _ => None,
+            };
+            let Some((config, root)) = due else { continue };
+            if let Err(error) = self.open(config) {
+                let reason = format!("{} cannot be used: {}", root.display(), crate::error::sentence(&error));
+                *self.state() = State::Off(reason);
+            }
+        }
+    }
+}
