@@ -77,6 +77,11 @@ def seconds(doc: str, least: float, most: float) -> dict[str, Any]:
     return {KNOB: Knob(doc, float, f"seconds from {least:g} to {most:g}", least, most)}
 
 
+def fraction(doc: str) -> dict[str, Any]:
+    """Metadata of a setting that takes a part of something, from 0 to 1."""
+    return {KNOB: Knob(doc, float, "a part from 0 to 1", 0.0, 1.0)}
+
+
 def size(doc: str, least: int = 0) -> dict[str, Any]:
     """Metadata of a setting that takes bytes, `8GiB` or `500MB` as well."""
     at_least = f"of at least {format_size(least)}, " if least else ""

@@ -17,6 +17,7 @@ from strata.config.knobs import (
     flag_of,
     format_size,
     path,
+    fraction,
     seconds,
     size,
     switch,
@@ -90,15 +91,51 @@ class CacheOptions:
     write_policy: str = field(
         default="through",
         metadata=choice(
-            "when pages are written downward: every new page, or at the n-th access", "through", "selective"
+            "when device pages are copied to the host: every new page, at the n-th access, or before eviction",
+            "through",
+            "selective",
+            "back",
+        ),
+    )
+    disk_write_policy: str = field(
+        default="through",
+        metadata=choice(
+            "when host pages (without a host tier: device pages) are written to disk",
+            "through",
+            "selective",
+            "back",
         ),
     )
     selective_accesses: int = field(
         default=2,
-        metadata=count("the n of --write-policy selective; being created is the first access", 1, 100),
+        metadata=count("the n of the policy selective; being created is the first access", 1, 100),
+    )
+    prefetch_policy: str = field(
+        default="adaptive",
+        metadata=choice(
+            "how long a request waits for its pages from disk: while reading beats computing, not at all, "
+            "for all of them, or for a time that grows with the prompt",
+            "adaptive",
+            "best_effort",
+            "wait",
+            "timeout",
+        ),
     )
     prefetch_timeout_s: float = field(
-        default=30.0, metadata=seconds("longest that a request waits for its pages from disk", 0.0, 3600.0)
+        default=30.0,
+        metadata=seconds("longest wait of --prefetch-policy adaptive, and the base of timeout", 0.0, 3600.0),
+    )
+    prefetch_timeout_per_1k_s: float = field(
+        default=1.0,
+        metadata=seconds("what --prefetch-policy timeout adds for each 1,000 prompt tokens", 0.0, 3600.0),
+    )
+    prefetch_share: float = field(
+        default=0.8,
+        metadata=fraction("part of the host tier that pages read for waiting requests may fill"),
+    )
+    disk_bytes_per_day: int = field(
+        default=0,
+        metadata=size("most bytes written to the disk tier in any 24 hours, to spare an SSD; 0: no limit"),
     )
     copy_threads: int = field(
         default=0,

@@ -39,13 +39,16 @@ class SamplingParams:
 class GenerationRequest:
     """A prompt as token ids (at least one) and what to do with it.
 
-    `cache_salt` isolates tenants: pages of two salts never match. Higher `priority` goes first.
+    `cache_salt` isolates tenants: pages of two salts never match. Higher `priority` goes first. Without
+    `cache_write` nothing that this request computes is kept for others or written to lower tiers; what is cached
+    already is used either way.
     """
 
     prompt_token_ids: Sequence[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     cache_salt: str = ""
     priority: int = 0
+    cache_write: bool = True
 
 
 @dataclass(frozen=True)

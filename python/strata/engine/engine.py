@@ -82,6 +82,7 @@ class Engine:
         self.tokenizer = self._served.tokenizer
         device_tokens = self._sizes.device_pages * config.cache.page_size
         self.max_context = min(model.config.context_length, device_tokens)
+        self._disk_path = config.cache.disk_path
         self._lock = threading.Lock()
         self._sequences: dict[int, Sequence] = {}
         self._last_tokens: dict[int, int] = {}
@@ -130,7 +131,9 @@ class Engine:
                 )
             self._sequences[number] = sequence
         try:
-            self._runtime.submit(number, prompt, sampling.max_tokens, request.cache_salt, request.priority)
+            self._runtime.submit(
+                number, prompt, sampling.max_tokens, request.cache_salt, request.priority, request.cache_write
+            )
         except BaseException:
             with self._lock:
                 self._sequences.pop(number, None)
@@ -188,7 +191,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            warm_up(self._served.model)
+            self._runtime.measured(*warm_up(self._served.model))
             self._warm.set()
             while not self._stopping.is_set():
                 work = self._runtime.next_work(_POLL_S)
@@ -209,7 +212,7 @@ class Engine:
             return
         started = time.monotonic()
         try:
-            logits = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
+            logits, stalled = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
             tokens = self._sample(plan, logits)
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
@@ -220,10 +223,11 @@ class Engine:
             self._discard(plan, "step")
             return
         self._forwards["prefill" if plan.is_prefill else "decode"] += 1
+        busy = time.monotonic() - started - stalled
         if plan.is_prefill:
-            self._measure(sum(plan.query_lengths), time.monotonic() - started)
+            self._measure(sum(plan.query_lengths), busy)
         self._note_sources(plan)
-        self._report(plan, tokens)
+        self._report(plan, tokens, busy, stalled)
 
     def _discard(self, plan: Plan, why: str) -> None:
         self._epoch = plan.epoch + 1
@@ -260,7 +264,7 @@ class Engine:
         )
         return dict(zip(requests, tokens, strict=True))
 
-    def _report(self, plan: Plan, tokens: dict[int, int]) -> None:
+    def _report(self, plan: Plan, tokens: dict[int, int], busy: float, stalled: float) -> None:
         finished: set[int] = set()
         chunks: list[tuple[Sequence, Chunk]] = []
         for number, token in tokens.items():
@@ -280,9 +284,8 @@ class Engine:
             if reason is not None:
                 finished.add(number)
         rows = plan.requests
-        self._runtime.plan_done(
-            plan.id, [tokens.get(number) for number in rows], [number in finished for number in rows]
-        )
+        sampled, ended = [tokens.get(number) for number in rows], [number in finished for number in rows]
+        self._runtime.plan_done(plan.id, sampled, ended, busy, stalled)
         self._stream(chunks)
         keep = tokens.keys() | self._sequences.keys()
         self._last_tokens = {number: token for number, token in self._last_tokens.items() if number in keep}
@@ -331,7 +334,7 @@ class Engine:
         engine, problem = self._runtime.disk_state()
         if engine is not None and problem is not None:
             problems.append(f"the disk tier is {problem}")
-        elif engine is None and problem is not None and "in use by" in problem:
+        elif engine is None and problem is not None and not problem.startswith(_OFF_BY_CHOICE):
             problems.append(f"the disk tier is off: {problem}")
         ready = self._is_alive() and self._warm.is_set() and not self._draining
         return Health(self._is_alive(), ready, tuple(problems))
@@ -351,12 +354,12 @@ class Engine:
         engine, disk_problem = self._runtime.disk_state()
         recovered, damaged = self._runtime.recovered
         disk_detail = (
-            f"{self.config.cache.disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
+            f"{self._disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
         )
         details = {
             "device": f"cpu, {str(self._served.model.dtype).removeprefix('torch.')}",
             "host": f"DRAM, {self._sizes.copy_threads} copy threads",
-            "disk": disk_detail if engine else str(self.config.cache.disk_path),
+            "disk": disk_detail if engine else str(self._disk_path),
         }
         off = {
             "device": None,
@@ -402,10 +405,33 @@ class Engine:
         for tier in tiers:
             if tier not in TIERS:
                 raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
-            below = TIERS[TIERS.index(tier) + 1] if tier != TIERS[-1] else None
-            if tier not in enabled or below not in enabled:
-                raise RequestError(f"{tier} cannot be demoted: it, or the tier below it, is off")
+            below = TIERS[TIERS.index(tier) + 1 :]
+            if tier not in enabled or not set(below) & set(enabled):
+                raise RequestError(f"{tier} cannot be demoted: it is off, or there is no tier below it")
         return self._runtime.demote(list(tiers), timeout_s)
+
+    def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
+        """Gives a tier another size while requests run; pages beyond it are evicted as their users let go. The device
+        can grow up to what the engine was started with. Returns the bytes that the tier has now, and whether
+        something still used pages beyond that after `timeout_s` seconds. Raises RequestError, CapacityError,
+        StorageError."""
+        if tier not in TIERS:
+            raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+        if size_bytes < 0:
+            raise RequestError(f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB")
+        return self._runtime.resize(tier, size_bytes, timeout_s)
+
+    def attach_disk(self, path: Path | None = None, capacity: int | None = None) -> None:
+        """Opens a disk root while requests run; what it holds comes back in the background. A root that is in use is
+        tried again. Raises ConfigError if one is attached, StorageError if the root cannot be used."""
+        cache = self.config.cache
+        self._disk_path = path or self._disk_path
+        self._runtime.attach_disk(self._disk_path, cache.disk_capacity if capacity is None else capacity)
+
+    def detach_disk(self, timeout_s: float = 60.0) -> bool:
+        """Closes the disk tier while requests run; what it holds stays there. False if something still used it after
+        `timeout_s` seconds: then it is still there, and taking nothing new."""
+        return self._runtime.detach_disk(timeout_s)
 
     def _enabled(self, names: SequenceOf[str]) -> list[str]:
         on = {report.name for report in self.tiers() if report.enabled}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 
 import numpy as np
 import torch
@@ -43,12 +43,15 @@ def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
     )
 
 
-def warm_up(model: CausalLM) -> None:
+def warm_up(model: CausalLM) -> tuple[int, float]:
     """A prefill and a decode over a pool of its own, on the thread that will compute: the first request must not pay
-    for thread pools, kernels' first calls and cold weights."""
-    page_size, pages = 16, 4
+    for thread pools, kernels' first calls and cold weights. Then one prefill more, which is measured: (tokens,
+    seconds)."""
+    page_size, pages = 16, 8
     pool = torch.zeros(pool_shape(model.config, pages, page_size), dtype=model.dtype)
-    for start, end in itertools.pairwise([0, page_size * pages - 1, page_size * pages]):
+    last = page_size * pages - 1
+    seconds = 0.0
+    for start, end in [(0, last), (last, last + 1), (0, last)]:
         positions = torch.arange(start, end)
         batch = ForwardBatch(
             token_ids=positions % model.config.vocab_size,
@@ -59,16 +62,25 @@ def warm_up(model: CausalLM) -> None:
             slot_mapping=positions,
             logits_rows=torch.tensor([end - start - 1]),
         )
+        began = time.monotonic()
         model.forward(batch, pool, lambda layer: None)
+        seconds = time.monotonic() - began
+    return last, seconds
 
 
-def run_step(model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[int, int]) -> torch.Tensor:
-    """Logits [rows that sample, vocab]. Raises LoadFailedError."""
+def run_step(
+    model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[int, int]
+) -> tuple[torch.Tensor, float]:
+    """Logits [rows that sample, vocab], and the seconds that the step waited for loads. Raises LoadFailedError."""
+    stalled = 0.0
 
     def wait_layer(layer: int) -> None:
+        nonlocal stalled
+        began = time.monotonic()
         outcome = plan.wait_layer(layer, LOAD_TIMEOUT_S)
+        stalled += time.monotonic() - began
         if outcome != "ready":
             message = f"layer {layer} of plan {plan.id} was not loaded: {outcome}"
             raise LoadFailedError(message, late=outcome == "timeout")
 
-    return model.forward(forward_batch(plan, last_tokens), pool, wait_layer)
+    return model.forward(forward_batch(plan, last_tokens), pool, wait_layer), stalled

@@ -104,4 +104,36 @@ def admin_router(service: Service) -> APIRouter:
         async with service.admin_lock:
             return {"moved": await service.call(engine.demote, body.tiers)}
 
+    @router.post("/cache/resize")
+    async def resize(body: ResizeBody) -> dict[str, Any]:
+        """Gives a tier another size while requests run."""
+        size = _size("size", body.size)
+        async with service.admin_lock:
+            return await service.call(engine.resize, body.tier, size)
+
+    @router.post("/cache/disk/attach")
+    async def attach(body: AttachBody) -> dict[str, Any]:
+        """Opens a disk root while requests run."""
+        path = Path(body.path) if body.path else None
+        capacity = None if body.capacity is None else _size("capacity", body.capacity)
+        async with service.admin_lock:
+            await service.call(engine.attach_disk, path, capacity)
+            return {"problems": list((await service.call(engine.health)).problems)}
+
+    @router.post("/cache/disk/detach")
+    async def detach() -> dict[str, Any]:
+        """Closes the disk tier while requests run; what it holds stays there."""
+        async with service.admin_lock:
+            return {"detached": await service.call(engine.detach_disk)}
+
     return router
+
+
+def _size(field: str, value: int | str) -> int:
+    if isinstance(value, int):
+        return value
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        message = f"{field} {value!r} is no size: send bytes, or text such as 8GiB"
+        raise ApiError(400, message, "invalid_value", field) from error

@@ -129,7 +129,8 @@ def _request(
             "context_length_exceeded",
             "max_tokens",
         )
-    return GenerationRequest(ids, body.sampling(limit), body.cache_salt or "", body.priority or 0)
+    keep = body.cache_write is not False
+    return GenerationRequest(ids, body.sampling(limit), body.cache_salt or "", body.priority or 0, keep)
 
 
 async def _collect(service: Service, streams: Sequence[RequestStream]) -> list[Answer]:

@@ -86,6 +86,7 @@ class GenerationBody(BaseModel):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    cache_write: bool | None = None
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -181,6 +182,20 @@ class ChatBody(GenerationBody):
     def token_limit(self) -> int | None:
         """`max_completion_tokens`, or its older name `max_tokens`."""
         return self.max_completion_tokens or self.max_tokens
+
+
+class ResizeBody(BaseModel):
+    """The body of `POST /cache/resize`: a tier and its new size, in bytes or as `8GiB`."""
+
+    tier: str
+    size: int | str
+
+
+class AttachBody(BaseModel):
+    """The body of `POST /cache/disk/attach`: where, and how much; what the server was started with if left out."""
+
+    path: str | None = None
+    capacity: int | str | None = None
 
 
 class DemoteBody(BaseModel):
