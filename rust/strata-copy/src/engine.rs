@@ -1,5 +1,5 @@
 //! `CopyEngine`: the Mover of the edge device <-> host on a CPU. What it adds to the trait's guarantees:
-//! - loads go first: a thread that backs up turns to a waiting load between two layers and while it is throttled;
+//! - loads go first: a thread that backs up turns to a waiting load after each step and while it is throttled;
 //! - a load's ticket counts a layer when every piece of it, by whichever thread, is in place;
 //! - a cancelled, failed or panicked transfer is reported once no thread touches its pages any more;
 //! - `close` (and drop) ends every outstanding transfer as cancelled and stops the threads within a bound.
@@ -330,37 +330,55 @@ impl Worker {
         }
     }
 
-    /// Copies one step, layer by layer; says how many bytes.
+    /// Copies one step; says how many bytes. Layers that the throttle lets through together are copied together,
+    /// so that stores follow one another in the destination; before a wait, everything let through is in place.
     fn copy(&self, job: &Job, step: &Step) -> Result<u64, TransferError> {
         let shape = self.shared.edge.shape();
+        let (id, kind) = (job.transfer.id, job.transfer.kind);
         let moves = &job.transfer.pages[step.pages.clone()];
         let bytes = (moves.len() * shape.parts as usize * shape.piece_bytes()) as u64;
-        for layer in step.layers.clone() {
-            self.admit(job, LayerWork { id: job.transfer.id, kind: job.transfer.kind, layer, bytes })?;
-            // SAFETY: a step is only claimed from a job that `check` accepted, its layers are the shape's, and
-            // the Mover's contract gives the transfer's pages to this engine until its completion, which
-            // `settle` withholds while this step is in flight. No two steps share a destination piece.
-            unsafe { self.shared.edge.copy_layer(job.transfer.kind, layer, moves) };
+        // SAFETY: a step is only claimed from a job that `check` accepted, its layers are the shape's, and the
+        // Mover's contract gives the transfer's pages to this engine until its completion, which `settle`
+        // withholds while this step is in flight. No two steps share a destination piece.
+        let copy_layers = |layers| unsafe { self.shared.edge.copy_step(kind, layers, moves) };
+        if kind != TransferKind::Load {
+            self.serve_loads();
         }
+        let mut waiting = step.layers.start;
+        for layer in step.layers.clone() {
+            let work = LayerWork { id, kind, layer, bytes };
+            let earliest = self.shared.throttle.earliest(&work);
+            if self.wait_left(&work, earliest).is_some() {
+                copy_layers(waiting..layer);
+                waiting = layer;
+                self.wait(job, &work, earliest)?;
+            }
+        }
+        copy_layers(waiting..step.layers.end);
         Ok(bytes * step.layers.len() as u64)
     }
 
+    /// How long a layer has to wait at least; `None` if the throttle lets it through.
+    fn wait_left(&self, work: &LayerWork, earliest: Option<Instant>) -> Option<Duration> {
+        let due = earliest.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+        if due.is_zero() && !self.shared.throttle.is_held(work) {
+            return None;
+        }
+        Some(if due.is_zero() { NAP } else { due.min(NAP) })
+    }
+
     /// Waits until the throttle lets the layer through. Backups make way for loads here.
-    fn admit(&self, job: &Job, work: LayerWork) -> Result<(), TransferError> {
-        let earliest = self.shared.throttle.earliest(&work);
-        loop {
-            if work.kind != TransferKind::Load {
-                self.serve_loads();
-            }
+    fn wait(&self, job: &Job, work: &LayerWork, earliest: Option<Instant>) -> Result<(), TransferError> {
+        while let Some(nap) = self.wait_left(work, earliest) {
             if job.is_cancelled() {
                 return Err(TransferError::Cancelled);
             }
-            let due = earliest.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-            if due.is_zero() && !self.shared.throttle.is_held(&work) {
-                return Ok(());
+            thread::sleep(nap);
+            if work.kind != TransferKind::Load {
+                self.serve_loads();
             }
-            thread::sleep(if due.is_zero() { NAP } else { due.min(NAP) });
         }
+        Ok(())
     }
 
     fn serve_loads(&self) {

@@ -11,11 +11,13 @@ mod pages;
 mod region;
 mod throttle;
 mod warm;
+mod yardstick;
 
 pub use arena::Arena;
 pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_THREADS};
 pub use error::CopyError;
-pub use kernel::{memcmp_baseline, memcpy_baseline, Stores, STREAMING_FROM_BYTES};
+pub use kernel::{Stores, STREAMING_FROM_BYTES};
 pub use region::Region;
 pub use throttle::{BandwidthLimit, HoldLayer, LayerWork, NoThrottle, Throttle};
 pub use warm::warm;
+pub use yardstick::{memcmp_baseline, memcpy_baseline, Yardstick};
