@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CopyYardstick",
     "LayerHold",
     "PageCache",
     "PinnedPages",
@@ -27,6 +28,22 @@ def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool
 def copy_bytes(
     destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool
 ) -> None: ...
+
+@final
+class CopyYardstick:
+    def __new__(
+        cls,
+        piece_bytes: int,
+        pool_bytes: int,
+        threads: int,
+        *,
+        scattered: bool = False,
+        backup_niceness: int = 0,
+    ) -> CopyYardstick: ...
+    @property
+    def bytes(self) -> int: ...
+    def transfer(self, kind: str) -> float: ...
+    def memcpy(self, kind: str, streaming: bool) -> float: ...
 
 @final
 class PageCache:

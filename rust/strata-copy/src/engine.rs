@@ -23,6 +23,8 @@ use strata_types::{
 
 /// More threads than this never help: a few saturate a socket's memory.
 pub const MAX_THREADS: usize = 16;
+/// The weakest claim on a core that the system knows.
+pub const MAX_NICENESS: u8 = 19;
 /// Room for more waiting transfers than this would only hide that Core is ahead.
 const MAX_QUEUE: usize = 1 << 16;
 /// How long a throttled or blocked thread sleeps between two looks at what else there is to do.
@@ -42,6 +44,9 @@ pub struct CopyConfig {
     pub host_layout: KvLayout,
     /// Copy threads, 1 to `MAX_THREADS`.
     pub threads: usize,
+    /// 0: every thread loads and backs up. 1 to `MAX_NICENESS`: that many threads for loads alone, and as many for
+    /// backups alone that yield to computing threads by this niceness. Loads never yield: a request waits for them.
+    pub backup_niceness: u8,
     /// Transfers of each kind that may wait.
     pub queue_capacity: usize,
     /// What slows transfers down.
@@ -163,6 +168,10 @@ impl CopyEngine {
     pub fn new(config: CopyConfig, completions: CompletionSender) -> Result<CopyEngine, CopyError> {
         let threads = in_range("--copy-threads", config.threads, MAX_THREADS)?;
         let capacity = in_range("queue_capacity", config.queue_capacity, MAX_QUEUE)?;
+        let niceness = match config.backup_niceness {
+            0 => 0,
+            some => in_range("backup_niceness", usize::from(some), usize::from(MAX_NICENESS))? as i32,
+        };
         let edge = Edge::new((config.device, config.device_layout), (config.host, config.host_layout))?;
         let shared = Arc::new(Shared {
             edge,
@@ -183,17 +192,24 @@ impl CopyEngine {
             workers: Mutex::default(),
             threads,
         };
-        for index in 0..threads {
-            let worker = Worker {
-                shared: Arc::clone(&engine.shared),
-                loads: load_receiver.clone(),
-                backups: backup_receiver.clone(),
-            };
-            let handle = thread::Builder::new()
-                .name(format!("strata-copy-{index}"))
-                .spawn(move || worker.work())
-                .map_err(|reason| CopyError::Thread { index, threads, reason })?;
-            engine.workers().push(handle);
+        let crews = if niceness == 0 {
+            vec![(load_receiver, backup_receiver, 0)]
+        } else {
+            vec![(load_receiver, ended(), 0), (ended(), backup_receiver, niceness)]
+        };
+        for (loads, backups, niceness) in crews {
+            for index in 0..threads {
+                let shared = Arc::clone(&engine.shared);
+                let worker = Worker { shared, loads: loads.clone(), backups: backups.clone() };
+                let handle = thread::Builder::new()
+                    .name(format!("strata-copy-{index}"))
+                    .spawn(move || {
+                        yield_by(niceness);
+                        worker.work();
+                    })
+                    .map_err(|reason| CopyError::Thread { index, threads, reason })?;
+                engine.workers().push(handle);
+            }
         }
         Ok(engine)
     }
@@ -249,6 +265,20 @@ fn in_range(flag: &'static str, value: usize, most: usize) -> Result<usize, Copy
         Ok(value)
     } else {
         Err(CopyError::Count { flag, value, most })
+    }
+}
+
+/// A queue that no job will ever come from.
+fn ended() -> Receiver<Arc<Job>> {
+    bounded(0).1
+}
+
+/// Lowers the calling thread's claim on a core.
+fn yield_by(niceness: i32) {
+    if niceness > 0 {
+        // SAFETY: a system call without pointers. On Linux `0` is the calling thread alone; asking for less never
+        // needs a right, so there is no failure to handle, and one would cost fairness only.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness) };
     }
 }
 

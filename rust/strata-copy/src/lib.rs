@@ -14,10 +14,10 @@ mod warm;
 mod yardstick;
 
 pub use arena::Arena;
-pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_THREADS};
+pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_NICENESS, MAX_THREADS};
 pub use error::CopyError;
 pub use kernel::{Stores, STREAMING_FROM_BYTES};
 pub use region::Region;
 pub use throttle::{BandwidthLimit, HoldLayer, LayerWork, NoThrottle, Throttle};
 pub use warm::warm;
-pub use yardstick::{memcmp_baseline, memcpy_baseline, Yardstick};
+pub use yardstick::{memcmp_baseline, memcpy_baseline, Yardstick, YardstickConfig};

@@ -23,6 +23,21 @@ const STRIDE: u32 = 7919;
 /// Pages of the arena start at multiples of this, as they do in an engine.
 const ALIGNMENT: u64 = 4096;
 
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct YardstickConfig {
+    /// Bytes of a piece, a multiple of 64.
+    pub piece_bytes: u32,
+    /// Bytes of each pool, about.
+    pub bytes: usize,
+    /// Threads of either side.
+    pub threads: usize,
+    /// The engine's `backup_niceness`.
+    pub backup_niceness: u8,
+    /// Pages lie in the device in another order than in the host, as in a pool that has been in use for long.
+    pub scattered: bool,
+}
+
 /// One piece size and number of threads: two memories and the engine between them.
 pub struct Yardstick {
     device: (Region, KvLayout),
@@ -35,14 +50,9 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
-    /// Pools of about `bytes` bytes in pieces of `piece_bytes`. If `scattered`, pages lie in the device in another
-    /// order than in the host, as in a pool that has been in use for long.
-    pub fn new(
-        piece_bytes: u32,
-        bytes: usize,
-        threads: usize,
-        scattered: bool,
-    ) -> Result<Yardstick, CopyError> {
+    /// Two pools in memory, every page of one with its place in the other, and an idle engine.
+    pub fn new(config: YardstickConfig) -> Result<Yardstick, CopyError> {
+        let YardstickConfig { piece_bytes, bytes, threads, backup_niceness, scattered } = config;
         let shape = KvShape::new(GroupId(0), LAYERS, PARTS, PAGE_SIZE, piece_bytes / PAGE_SIZE)?;
         let pages = u32::try_from(bytes / shape.page_bytes()).unwrap_or(u32::MAX).max(1);
         // A multiple of the stride would visit few pages many times.
@@ -63,6 +73,7 @@ impl Yardstick {
             host: host.0.clone(),
             host_layout: host.1,
             threads,
+            backup_niceness,
             queue_capacity: 1,
             throttle: Arc::new(NoThrottle),
         };
@@ -151,7 +162,14 @@ mod tests {
     #[test]
     fn both_sides_move_every_byte_both_ways() {
         for (threads, scattered) in [(1, false), (2, true)] {
-            let mut yardstick = Yardstick::new(2048, 4 << 20, threads, scattered).unwrap();
+            let mut yardstick = Yardstick::new(YardstickConfig {
+                piece_bytes: 2048,
+                bytes: 4 << 20,
+                threads,
+                backup_niceness: if scattered { 10 } else { 0 },
+                scattered,
+            })
+            .unwrap();
             let bytes = yardstick.bytes();
             for (kind, value) in [(TransferKind::Load, 3), (TransferKind::Backup, 4)] {
                 for way in 0..3 {

@@ -30,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
+    module.add_class::<measure::CopyYardstick>()?;
     module.add_class::<memory::LayerHold>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Refusal>()?;

@@ -111,6 +111,7 @@ impl Runtime {
                 host: region.clone(),
                 host_layout,
                 threads: options.copy_threads,
+                backup_niceness: 0,
                 queue_capacity: 1024,
                 throttle,
             },
