@@ -5,6 +5,7 @@
 mod arena;
 mod engine;
 mod error;
+mod give_back;
 mod job;
 mod kernel;
 mod pages;
@@ -16,6 +17,7 @@ mod yardstick;
 pub use arena::Arena;
 pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_NICENESS, MAX_THREADS};
 pub use error::CopyError;
+pub use give_back::give_back_pages;
 pub use kernel::{Stores, STREAMING_FROM_BYTES};
 pub use region::Region;
 pub use throttle::{BandwidthLimit, HoldLayer, LayerWork, NoThrottle, Throttle};

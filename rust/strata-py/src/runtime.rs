@@ -168,7 +168,7 @@ fn start_warming(pools: [(Region, KvLayout); 2]) -> Option<std::thread::JoinHand
     let work = move || {
         for (region, layout) in pools {
             let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
-            warm(&region, &layout, u32::try_from(pages).unwrap_or(u32::MAX));
+            warm(&region, &layout, 0..u32::try_from(pages).unwrap_or(u32::MAX), || true);
         }
     };
     std::thread::Builder::new().name("strata-warm".into()).spawn(work).ok()
