@@ -148,9 +148,9 @@ mod tests {
     fn a_shrunk_arena_keeps_its_pages_and_grows_into_zeros() {
         let arena = Arena::with_capacity(HUGE_PAGE, 4 * HUGE_PAGE).unwrap();
         let start = arena.as_ptr();
-        // SAFETY (of the whole test): nobody else knows this arena, and no slice of it outlives its statement.
-        let bytes = |from: usize, to: usize| unsafe {
-            std::slice::from_raw_parts_mut(start.as_ptr().add(from), to - from)
+        let bytes = |from: usize, to: usize| {
+            // SAFETY: nobody else knows this arena, its mapping is this long, and no slice outlives its statement.
+            unsafe { std::slice::from_raw_parts_mut(start.as_ptr().add(from), to - from) }
         };
         // SAFETY: as above.
         unsafe { arena.resize(4 * HUGE_PAGE) }.unwrap();

@@ -9,6 +9,7 @@ mod measure;
 mod memory;
 mod options;
 mod plan;
+mod probe;
 mod runtime;
 mod stats;
 
@@ -28,6 +29,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(keys::disk_usage, module)?)?;
     module.add_function(wrap_pyfunction!(measure::same_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(probe::probe_io_uring, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<measure::CopyYardstick>()?;
