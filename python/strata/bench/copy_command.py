@@ -13,8 +13,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,10 @@ def measure_case(
     yardstick = CopyYardstick(piece, pool_bytes, threads, scattered=scattered)
     rows = []
     for kind in KINDS:
-        works = (
-            lambda kind=kind: yardstick.transfer(kind),
-            lambda kind=kind: yardstick.memcpy(kind, True),
-            lambda kind=kind: yardstick.memcpy(kind, False),
+        works: tuple[Callable[[], float], ...] = (
+            partial(yardstick.transfer, kind),
+            partial(yardstick.memcpy, kind, True),
+            partial(yardstick.memcpy, kind, False),
         )
         spans: list[list[float]] = [[], [], []]
         for turn in range(1 + pairs):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("strata.serve.__main__", "answer requests over HTTP in OpenAI's protocol"),
     "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
+    "doctor": ("strata.cli.doctor", "look at this machine: what works, what does not, which flags suit it"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""
 
