@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CopyYardstick",
     "LayerHold",
     "PageCache",
     "PinnedPages",
@@ -18,6 +19,7 @@ __all__ = [
     "disk_purge",
     "disk_usage",
     "page_keys",
+    "probe_io_uring",
     "same_bytes",
     "version",
 ]
@@ -27,10 +29,27 @@ def page_keys(tokens: npt.NDArray[np.uint32], page_size: int, *, salt: str = "")
 def disk_usage(path: str | os.PathLike[str]) -> int: ...
 def disk_inspect(path: str | os.PathLike[str], *, verify: bool = False) -> dict[str, Any]: ...
 def disk_purge(path: str | os.PathLike[str], *, fingerprint: str | None = None) -> dict[str, Any]: ...
+def probe_io_uring() -> str | None: ...
 def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool: ...
 def copy_bytes(
     destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool
 ) -> None: ...
+
+@final
+class CopyYardstick:
+    def __new__(
+        cls,
+        piece_bytes: int,
+        pool_bytes: int,
+        threads: int,
+        *,
+        scattered: bool = False,
+        backup_niceness: int = 0,
+    ) -> CopyYardstick: ...
+    @property
+    def bytes(self) -> int: ...
+    def transfer(self, kind: str) -> float: ...
+    def memcpy(self, kind: str, streaming: bool) -> float: ...
 
 @final
 class PageCache:

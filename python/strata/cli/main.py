@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
     "inspect": ("strata.cli.inspect_command", "show what lies in a disk root"),
     "purge": ("strata.cli.purge_command", "delete the records in a disk root"),
+    "doctor": ("strata.cli.doctor", "look at this machine: what works, what does not, which flags suit it"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""
 

@@ -2,6 +2,7 @@
 what the machine leaves (`machine`)."""
 
 from strata.config.knobs import format_size, parse_size
+from strata.config.machine import available_memory
 from strata.config.options import CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
 from strata.config.sources import StrataConfig, read_config
 
@@ -11,6 +12,7 @@ __all__ = [
     "SchedulerOptions",
     "ServerOptions",
     "StrataConfig",
+    "available_memory",
     "format_size",
     "parse_size",
     "read_config",

@@ -36,6 +36,26 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min(leaves))
 
 
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The least limit in bytes that the control groups of this process set; None if they set none."""
+    names = {"": ("sys/fs/cgroup", "memory.max"), "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes")}
+    limits = [_number(folder / name) for folder, name in _group_files(root, names)]
+    return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
+
+
+def cpu_limit(root: Path = Path("/")) -> float | None:
+    """The least number of cores that the control groups of this process may use in total; None without a limit."""
+    names = {"": ("sys/fs/cgroup", "cpu.max"), "cpu": ("sys/fs/cgroup/cpu", "cpu.cfs_quota_us")}
+    cores: list[float] = []
+    for folder, name in _group_files(root, names):
+        words = " ".join(_lines(folder / name)).split()
+        if name == "cpu.cfs_quota_us":
+            words += _lines(folder / "cpu.cfs_period_us")
+        if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal():
+            cores.append(int(words[0]) / int(words[1]))
+    return min(cores, default=None)
+
+
 def disk_space(folder: Path) -> int:
     """Bytes that `folder` may fill: free space where it lies (or will lie), its own files counted as free."""
     existing = folder
@@ -54,6 +74,19 @@ def folder_bytes(folder: Path) -> int:
             except FileNotFoundError:
                 continue  # another process removed it between the listing and the look
     return total
+
+
+def _group_files(root: Path, names: dict[str, tuple[str, str]]) -> list[tuple[Path, str]]:
+    """(folder of a group of this process or of one above it, name of its file), for each controller in `names`."""
+    found = []
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        for controller in controllers.split(","):
+            if controller in names:
+                mount, name = names[controller]
+                relative = PurePosixPath(group.lstrip("/"))
+                found += [(root / mount / folder, name) for folder in (relative, *relative.parents)]
+    return found
 
 
 def _system_available(root: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 TIERS: tuple[str, ...] = ("device", "host", "disk")
@@ -156,6 +157,15 @@ class EngineProtocol(Protocol):
 
     def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
         """Empties the given tiers downward. Returns pages moved and dropped, e.g. `{"device_moved": 250, ...}`."""
+
+    def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
+        """Gives a tier another size while requests run. Returns `{"bytes": ..., "timed_out": ...}`."""
+
+    def attach_disk(self, path: Path | None = None, capacity: int | None = None) -> None:
+        """Opens a disk root while requests run."""
+
+    def detach_disk(self, timeout_s: float = 60.0) -> bool:
+        """Closes the disk tier while requests run; False if something still used it."""
 
     def shutdown(self, drain_s: float, demote_s: float) -> dict[str, int]:
         """Ends: finishes running requests within `drain_s`, moves pages to disk within `demote_s`. Idempotent."""

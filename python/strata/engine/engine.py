@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ from strata.models import pool_shape
 _log = logging.getLogger("strata.engine")
 
 _POLL_S = 0.2
+_OFF_BY_CHOICE = ("--", "it was detached")
+"""How reasons begin that are no problem: the disk tier is off because somebody wanted it."""
 _WARM_UP_S = 60.0
 _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
@@ -353,9 +356,7 @@ class Engine:
         stats = self._runtime.stats()
         engine, disk_problem = self._runtime.disk_state()
         recovered, damaged = self._runtime.recovered
-        disk_detail = (
-            f"{self._disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
-        )
+        disk_detail = f"{self._disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
         details = {
             "device": f"cpu, {str(self._served.model.dtype).removeprefix('torch.')}",
             "host": f"DRAM, {self._sizes.copy_threads} copy threads",
@@ -418,7 +419,9 @@ class Engine:
         if tier not in TIERS:
             raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
         if size_bytes < 0:
-            raise RequestError(f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB")
+            raise RequestError(
+                f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB"
+            )
         return self._runtime.resize(tier, size_bytes, timeout_s)
 
     def attach_disk(self, path: Path | None = None, capacity: int | None = None) -> None:

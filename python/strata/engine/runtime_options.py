@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.config import CacheOptions, StrataConfig, format_size
+from strata.config import CacheOptions, StrataConfig, available_memory, format_size
 from strata.engine.served_model import ServedModel, usable_cores
 from strata.errors import ConfigError
 from strata.models import CausalLM
@@ -24,6 +24,7 @@ class PoolSizes:
     page_bytes: int
     device_pages: int
     host_pages: int
+    host_pages_most: int
     copy_threads: int
 
     @classmethod
@@ -41,7 +42,10 @@ class PoolSizes:
         host_page = -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
         # Copies run beside the model: on two cores a second copy thread takes more from it than it brings.
         threads = cache.copy_threads or min(2, max(1, usable_cores() // 2))
-        return cls(token_bytes, page_bytes, device_pages, cache.host_memory // host_page, threads)
+        host_pages = cache.host_memory // host_page
+        # Address space is all that this costs: it is what the host tier may grow to at run time.
+        most = max(host_pages, available_memory() // host_page)
+        return cls(token_bytes, page_bytes, device_pages, host_pages, most, threads)
 
 
 def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes) -> dict[str, Any]:
@@ -54,6 +58,7 @@ def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes)
         "token_bytes": sizes.token_bytes,
         "device_pages": sizes.device_pages,
         "host_pages": sizes.host_pages,
+        "host_pages_most": sizes.host_pages_most,
         "disk_path": cache.disk_path,
         "disk_capacity": cache.disk_capacity,
         "fingerprint": list(served.fingerprint(cache.page_size)),

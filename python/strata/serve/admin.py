@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,9 +10,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from strata.config import parse_size
 from strata.engine.api import TIERS, TierReport
 from strata.serve.errors import ApiError
-from strata.serve.protocol import DemoteBody
+from strata.serve.protocol import AttachBody, DemoteBody, ResizeBody
 from strata.serve.service import Service
 
 _MOVES_IN = {"device": ("load",), "host": ("backup", "prefetch"), "disk": ("spill",)}

@@ -1,9 +1,13 @@
-//! `Arena`: one anonymous mapping that is the host tier. It starts at a multiple of 2 MiB, is committed only where
-//! it is touched, holds zeros at first, and is given back when dropped.
+//! `Arena`: one anonymous mapping that is the host tier. It starts at a multiple of 2 MiB, never moves, is committed
+//! only where it is touched, holds zeros at first, and is given back when dropped. Its size may change at run time
+//! within the address space that it reserved: what is cut off goes back to the system at once; what it grows into
+//! holds zeros, but for the rest of a system page that a cut went through.
 
+use crate::give_back::give_back;
 use crate::CopyError;
 use std::io;
 use std::ptr::{self, NonNull};
+use std::sync::{Mutex, PoisonError};
 
 /// The size of a huge page on the machines that have them.
 const HUGE_PAGE: usize = 2 << 20;
@@ -12,24 +16,31 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Debug)]
 pub struct Arena {
     start: NonNull<u8>,
-    len: usize,
+    len: Mutex<usize>,
+    capacity: usize,
     mapped: usize,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; who may touch which bytes when is settled by the
 // page pools, and every access goes through `Region`, whose accessors state that contract.
 unsafe impl Send for Arena {}
-// SAFETY: as above; the Arena itself has no interior state.
+// SAFETY: as above; the length has its own lock.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps `len` bytes. Fails if the system refuses, or if `len` is 0.
+    /// Maps `len` bytes, for good. Fails if the system refuses, or if `len` is 0.
     pub fn new(len: usize) -> Result<Arena, CopyError> {
-        let refuse = |reason| CopyError::Map { bytes: len, reason };
-        if len == 0 {
+        Arena::with_capacity(len, len)
+    }
+
+    /// Maps `len` bytes that may grow to `capacity`. Address space is all that the difference costs.
+    pub fn with_capacity(len: usize, capacity: usize) -> Result<Arena, CopyError> {
+        let capacity = capacity.max(len);
+        let refuse = |reason| CopyError::Map { bytes: capacity, reason };
+        if capacity == 0 {
             return Err(refuse(io::Error::from(io::ErrorKind::InvalidInput)));
         }
-        let wide = len.checked_next_multiple_of(HUGE_PAGE).and_then(|mapped| {
+        let wide = capacity.checked_next_multiple_of(HUGE_PAGE).and_then(|mapped| {
             // One huge page more than needed, so that an aligned start exists; the ends are given back below.
             mapped.checked_add(HUGE_PAGE).map(|reserved| (mapped, reserved))
         });
@@ -37,7 +48,7 @@ impl Arena {
             return Err(refuse(io::Error::from(io::ErrorKind::OutOfMemory)));
         };
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: an anonymous mapping at an address that the kernel chooses touches nothing that exists.
         let address = unsafe { libc::mmap(ptr::null_mut(), reserved, protection, flags, -1, 0) };
         if address == libc::MAP_FAILED {
@@ -63,7 +74,7 @@ impl Arena {
             #[cfg(target_os = "linux")]
             libc::madvise(start.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE);
         }
-        Ok(Arena { start, len, mapped })
+        Ok(Arena { start, len: Mutex::new(len), capacity, mapped })
     }
 
     /// The first byte.
@@ -71,14 +82,39 @@ impl Arena {
         self.start
     }
 
-    /// The size that was asked for, in bytes.
+    /// Bytes that are in use.
     pub fn len(&self) -> usize {
-        self.len
+        *self.len.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never true: an arena has at least one byte.
+    /// Whether it was shrunk to nothing.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
+    }
+
+    /// The most that it can grow to, in bytes.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes the arena `len` bytes long. Growing maps nothing yet: see `warm`. Shrinking gives the memory behind
+    /// `len` back at once, huge pages included: one that the cut goes through is split.
+    ///
+    /// # Safety
+    /// Nobody reads or writes the bytes behind the smaller of both lengths meanwhile, and nobody needs their content.
+    pub unsafe fn resize(&self, len: usize) -> Result<(), CopyError> {
+        if len > self.capacity {
+            return Err(CopyError::Grow { bytes: len, most: self.capacity });
+        }
+        let mut now = self.len.lock().unwrap_or_else(PoisonError::into_inner);
+        if len < *now {
+            // To the end of the mapping: an earlier cut may have left a part of a system page behind `now`.
+            // SAFETY: the span lies inside the mapping, which is private and anonymous; the caller's promise.
+            unsafe { give_back(self.start.add(len), self.mapped - len) }
+                .map_err(|reason| CopyError::GiveBack { bytes: *now - len, reason })?;
+        }
+        *now = len;
+        Ok(())
     }
 }
 
@@ -106,6 +142,31 @@ mod tests {
             assert!(bytes.iter().all(|byte| *byte == 0));
             bytes.fill(7);
         }
+    }
+
+    #[test]
+    fn a_shrunk_arena_keeps_its_pages_and_grows_into_zeros() {
+        let arena = Arena::with_capacity(HUGE_PAGE, 4 * HUGE_PAGE).unwrap();
+        let start = arena.as_ptr();
+        let bytes = |from: usize, to: usize| {
+            // SAFETY: nobody else knows this arena, its mapping is this long, and no slice outlives its statement.
+            unsafe { std::slice::from_raw_parts_mut(start.as_ptr().add(from), to - from) }
+        };
+        // SAFETY: as above.
+        unsafe { arena.resize(4 * HUGE_PAGE) }.unwrap();
+        bytes(0, 4 * HUGE_PAGE).fill(9);
+        for len in [3 * HUGE_PAGE + 5, HUGE_PAGE + 4097, 0] {
+            // SAFETY: as above.
+            unsafe { arena.resize(len) }.unwrap();
+            assert_eq!((arena.len(), arena.is_empty(), arena.as_ptr()), (len, len == 0, start));
+            assert!(bytes(0, len).iter().all(|byte| *byte == 9));
+            let first_whole = len.next_multiple_of(4096);
+            assert!(bytes(first_whole, 4 * HUGE_PAGE).iter().all(|byte| *byte == 0));
+            bytes(0, len).fill(9);
+        }
+        // SAFETY: as above.
+        let message = unsafe { arena.resize(4 * HUGE_PAGE + 1) }.unwrap_err().to_string();
+        assert!(message.contains("8388609") && message.contains("--host-memory"), "{message}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! `CopyEngine`: the Mover of the edge device <-> host on a CPU. What it adds to the trait's guarantees:
-//! - loads go first: a thread that backs up turns to a waiting load between two layers and while it is throttled;
+//! - loads go first: a thread that backs up turns to a waiting load after each step and while it is throttled;
 //! - a load's ticket counts a layer when every piece of it, by whichever thread, is in place;
 //! - a cancelled, failed or panicked transfer is reported once no thread touches its pages any more;
 //! - `close` (and drop) ends every outstanding transfer as cancelled and stops the threads within a bound.
@@ -23,6 +23,8 @@ use strata_types::{
 
 /// More threads than this never help: a few saturate a socket's memory.
 pub const MAX_THREADS: usize = 16;
+/// The weakest claim on a core that the system knows.
+pub const MAX_NICENESS: u8 = 19;
 /// Room for more waiting transfers than this would only hide that Core is ahead.
 const MAX_QUEUE: usize = 1 << 16;
 /// How long a throttled or blocked thread sleeps between two looks at what else there is to do.
@@ -42,6 +44,9 @@ pub struct CopyConfig {
     pub host_layout: KvLayout,
     /// Copy threads, 1 to `MAX_THREADS`.
     pub threads: usize,
+    /// 0: every thread loads and backs up. 1 to `MAX_NICENESS`: that many threads for loads alone, and as many for
+    /// backups alone that yield to computing threads by this niceness. Loads never yield: a request waits for them.
+    pub backup_niceness: u8,
     /// Transfers of each kind that may wait.
     pub queue_capacity: usize,
     /// What slows transfers down.
@@ -163,6 +168,10 @@ impl CopyEngine {
     pub fn new(config: CopyConfig, completions: CompletionSender) -> Result<CopyEngine, CopyError> {
         let threads = in_range("--copy-threads", config.threads, MAX_THREADS)?;
         let capacity = in_range("queue_capacity", config.queue_capacity, MAX_QUEUE)?;
+        let niceness = match config.backup_niceness {
+            0 => 0,
+            some => in_range("backup_niceness", usize::from(some), usize::from(MAX_NICENESS))? as i32,
+        };
         let edge = Edge::new((config.device, config.device_layout), (config.host, config.host_layout))?;
         let shared = Arc::new(Shared {
             edge,
@@ -183,17 +192,24 @@ impl CopyEngine {
             workers: Mutex::default(),
             threads,
         };
-        for index in 0..threads {
-            let worker = Worker {
-                shared: Arc::clone(&engine.shared),
-                loads: load_receiver.clone(),
-                backups: backup_receiver.clone(),
-            };
-            let handle = thread::Builder::new()
-                .name(format!("strata-copy-{index}"))
-                .spawn(move || worker.work())
-                .map_err(|reason| CopyError::Thread { index, threads, reason })?;
-            engine.workers().push(handle);
+        let crews = if niceness == 0 {
+            vec![(load_receiver, backup_receiver, 0)]
+        } else {
+            vec![(load_receiver, ended(), 0), (ended(), backup_receiver, niceness)]
+        };
+        for (loads, backups, niceness) in crews {
+            for index in 0..threads {
+                let shared = Arc::clone(&engine.shared);
+                let worker = Worker { shared, loads: loads.clone(), backups: backups.clone() };
+                let handle = thread::Builder::new()
+                    .name(format!("strata-copy-{index}"))
+                    .spawn(move || {
+                        yield_by(niceness);
+                        worker.work();
+                    })
+                    .map_err(|reason| CopyError::Thread { index, threads, reason })?;
+                engine.workers().push(handle);
+            }
         }
         Ok(engine)
     }
@@ -249,6 +265,20 @@ fn in_range(flag: &'static str, value: usize, most: usize) -> Result<usize, Copy
         Ok(value)
     } else {
         Err(CopyError::Count { flag, value, most })
+    }
+}
+
+/// A queue that no job will ever come from.
+fn ended() -> Receiver<Arc<Job>> {
+    bounded(0).1
+}
+
+/// Lowers the calling thread's claim on a core.
+fn yield_by(niceness: i32) {
+    if niceness > 0 {
+        // SAFETY: a system call without pointers. On Linux `0` is the calling thread alone; asking for less never
+        // needs a right, so there is no failure to handle, and one would cost fairness only.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, niceness) };
     }
 }
 
@@ -330,37 +360,55 @@ impl Worker {
         }
     }
 
-    /// Copies one step, layer by layer; says how many bytes.
+    /// Copies one step; says how many bytes. Layers that the throttle lets through together are copied together,
+    /// so that stores follow one another in the destination; before a wait, everything let through is in place.
     fn copy(&self, job: &Job, step: &Step) -> Result<u64, TransferError> {
         let shape = self.shared.edge.shape();
+        let (id, kind) = (job.transfer.id, job.transfer.kind);
         let moves = &job.transfer.pages[step.pages.clone()];
         let bytes = (moves.len() * shape.parts as usize * shape.piece_bytes()) as u64;
-        for layer in step.layers.clone() {
-            self.admit(job, LayerWork { id: job.transfer.id, kind: job.transfer.kind, layer, bytes })?;
-            // SAFETY: a step is only claimed from a job that `check` accepted, its layers are the shape's, and
-            // the Mover's contract gives the transfer's pages to this engine until its completion, which
-            // `settle` withholds while this step is in flight. No two steps share a destination piece.
-            unsafe { self.shared.edge.copy_layer(job.transfer.kind, layer, moves) };
+        // SAFETY: a step is only claimed from a job that `check` accepted, its layers are the shape's, and the
+        // Mover's contract gives the transfer's pages to this engine until its completion, which `settle`
+        // withholds while this step is in flight. No two steps share a destination piece.
+        let copy_layers = |layers| unsafe { self.shared.edge.copy_step(kind, layers, moves) };
+        if kind != TransferKind::Load {
+            self.serve_loads();
         }
+        let mut waiting = step.layers.start;
+        for layer in step.layers.clone() {
+            let work = LayerWork { id, kind, layer, bytes };
+            let earliest = self.shared.throttle.earliest(&work);
+            if self.wait_left(&work, earliest).is_some() {
+                copy_layers(waiting..layer);
+                waiting = layer;
+                self.wait(job, &work, earliest)?;
+            }
+        }
+        copy_layers(waiting..step.layers.end);
         Ok(bytes * step.layers.len() as u64)
     }
 
+    /// How long a layer has to wait at least; `None` if the throttle lets it through.
+    fn wait_left(&self, work: &LayerWork, earliest: Option<Instant>) -> Option<Duration> {
+        let due = earliest.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
+        if due.is_zero() && !self.shared.throttle.is_held(work) {
+            return None;
+        }
+        Some(if due.is_zero() { NAP } else { due.min(NAP) })
+    }
+
     /// Waits until the throttle lets the layer through. Backups make way for loads here.
-    fn admit(&self, job: &Job, work: LayerWork) -> Result<(), TransferError> {
-        let earliest = self.shared.throttle.earliest(&work);
-        loop {
-            if work.kind != TransferKind::Load {
-                self.serve_loads();
-            }
+    fn wait(&self, job: &Job, work: &LayerWork, earliest: Option<Instant>) -> Result<(), TransferError> {
+        while let Some(nap) = self.wait_left(work, earliest) {
             if job.is_cancelled() {
                 return Err(TransferError::Cancelled);
             }
-            let due = earliest.map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()));
-            if due.is_zero() && !self.shared.throttle.is_held(&work) {
-                return Ok(());
+            thread::sleep(nap);
+            if work.kind != TransferKind::Load {
+                self.serve_loads();
             }
-            thread::sleep(if due.is_zero() { NAP } else { due.min(NAP) });
         }
+        Ok(())
     }
 
     fn serve_loads(&self) {

@@ -14,6 +14,22 @@ pub enum CopyError {
         /// What the system said.
         reason: std::io::Error,
     },
+    /// More than was reserved.
+    #[error("cannot grow the host tier to {bytes} bytes: address space for {most} bytes was reserved at the start; restart with the larger --host-memory")]
+    Grow {
+        /// The size that was asked for.
+        bytes: usize,
+        /// The most that there is room for.
+        most: usize,
+    },
+    /// The system did not take memory back.
+    #[error("the system does not take {bytes} bytes back: {reason}; the pool keeps its size, locked memory (mlock) is one cause")]
+    GiveBack {
+        /// How much.
+        bytes: usize,
+        /// What the system said.
+        reason: std::io::Error,
+    },
     /// A thread could not be started.
     #[error("cannot start copy thread {index} of --copy-threads {threads}: {reason}; choose fewer")]
     Thread {

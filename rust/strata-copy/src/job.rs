@@ -9,8 +9,8 @@ use std::time::Instant;
 use strata_types::{KvShape, ShardId, TransferCompletion, TransferDescriptor, TransferError, TransferKind};
 
 /// What a thread copies between two looks at the queues, where pieces are small enough: long enough that claiming
-/// costs nothing, short enough (some 20 us) that a load never waits for long.
-const STEP_BYTES: usize = 128 << 10;
+/// costs nothing, short enough (some 40 us) that a load never waits for long.
+const STEP_BYTES: usize = 256 << 10;
 
 /// Pieces that one thread copies at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 
 use std::ptr;
 
-/// Pieces of at least this many bytes are streamed (measured: see `examples/copy_bandwidth.rs`).
+/// Pieces of at least this many bytes are streamed (`strata bench copy` measures it).
 pub const STREAMING_FROM_BYTES: usize = 2048;
 
 /// How bytes are written.
@@ -27,42 +27,44 @@ impl Stores {
     }
 }
 
-/// Copies `bytes` bytes.
+/// Copies `bytes` bytes. `next` is where this thread reads after them, or null.
 ///
 /// # Safety
 /// Both spans are valid for `bytes` bytes and do not overlap; no other thread touches the destination or writes
-/// the source meanwhile.
-pub(crate) unsafe fn copy_piece(to: *mut u8, from: *const u8, bytes: usize, stores: Stores) {
+/// the source meanwhile. `next` is only a hint and may be any address.
+pub(crate) unsafe fn copy_piece(to: *mut u8, from: *const u8, bytes: usize, stores: Stores, next: *const u8) {
     #[cfg(target_arch = "x86_64")]
     if stores == Stores::Streaming {
         // SAFETY: the caller's promise; the feature was just found present (SSE2 is part of x86-64).
         unsafe {
             if is_x86_feature_detected!("avx2") {
-                x86::stream_avx2(to, from, bytes);
+                x86::stream_avx2(to, from, bytes, next);
             } else {
-                x86::stream_sse2(to, from, bytes);
+                x86::stream_sse2(to, from, bytes, next);
             }
         }
         return;
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _same_on_this_machine = stores;
+    prefetch(next, bytes.min(AHEAD));
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-/// How much of the next piece is fetched ahead: the start, until the processor's own prefetcher has caught on.
-#[cfg(target_arch = "x86_64")]
-const PREFETCH_BYTES: usize = 1024;
+/// How far ahead of the copy its source is asked for, across the border to the next piece. Pieces of one transfer
+/// may lie anywhere, so the processor cannot guess the next one. 1 KiB and 4 KiB measured slower.
+const AHEAD: usize = 2048;
 
-/// Asks for the start of a piece that is copied next. Pieces of one transfer lie anywhere, so the processor cannot
-/// guess the next one; asking is worth up to 1.5x for pieces of a few KiB.
-pub(crate) fn prefetch(from: *const u8, bytes: usize) {
+/// Asks for `bytes` bytes that are read soon. Into the second-level cache: lines on their way to the first occupy the
+/// buffers that streaming stores need, which measured up to 10% slower.
+#[inline(always)]
+fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    for offset in (0..bytes.min(PREFETCH_BYTES)).step_by(64) {
-        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
+    for offset in (0..bytes).step_by(64) {
+        use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T1};
         // SAFETY: a hint. It reads nothing that the program can see, and a bad address is ignored.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(offset).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(offset).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _left_to_the_processor = (from, bytes);
@@ -92,7 +94,8 @@ mod x86 {
             /// # Safety
             /// As `copy_piece`; the processor has the feature.
             #[target_feature(enable = $feature)]
-            pub(super) unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize) {
+            pub(super) unsafe fn $name(to: *mut u8, from: *const u8, bytes: usize, next: *const u8) {
+                let ahead = super::AHEAD.min(bytes);
                 const WIDTH: usize = size_of::<$vector>();
                 const BLOCK: usize = 2 * LINE;
                 let head = to.align_offset(LINE).min(bytes);
@@ -103,6 +106,13 @@ mod x86 {
                     ptr::copy_nonoverlapping(from, to, head);
                     let mut done = head;
                     while done < head + body {
+                        let coming = done + ahead;
+                        let soon = if coming < bytes {
+                            from.wrapping_add(coming)
+                        } else {
+                            next.wrapping_add(coming - bytes)
+                        };
+                        super::prefetch(soon, BLOCK);
                         let mut lanes = [$load(from.add(done).cast()); BLOCK / WIDTH];
                         for (index, lane) in lanes.iter_mut().enumerate().skip(1) {
                             *lane = $load(from.add(done + index * WIDTH).cast());
@@ -122,22 +132,10 @@ mod x86 {
     stream!(stream_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128);
 }
 
-/// Copies as many bytes as the shorter span has, in one call: what a transfer of those bytes is measured against.
-pub fn memcpy_baseline(to: &mut [u8], from: &[u8], stores: Stores) {
-    let bytes = to.len().min(from.len());
-    // SAFETY: a mutable and a shared slice never overlap, and both have `bytes` bytes.
-    unsafe { copy_piece(to.as_mut_ptr(), from.as_ptr(), bytes, stores) };
-    publish();
-}
-
-/// Compares two spans with one `memcmp`: what a match of those bytes is measured against.
-pub fn memcmp_baseline(one: &[u8], two: &[u8]) -> bool {
-    one == two
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memcpy_baseline;
 
     #[test]
     fn every_store_copies_exactly_its_bytes_at_every_alignment() {
@@ -161,7 +159,7 @@ mod tests {
         for len in [1, 64, 100, 128, 191, 4096, 4999] {
             let mut to = vec![0_u8; 5000];
             // SAFETY: two different vectors of 5000 bytes; SSE2 is part of x86-64.
-            unsafe { x86::stream_sse2(to.as_mut_ptr().add(1), from.as_ptr(), len) };
+            unsafe { x86::stream_sse2(to.as_mut_ptr().add(1), from.as_ptr(), len, ptr::null()) };
             publish();
             assert_eq!((to[0], &to[1..1 + len]), (0, &from[..len]));
         }

@@ -5,17 +5,21 @@
 mod arena;
 mod engine;
 mod error;
+mod give_back;
 mod job;
 mod kernel;
 mod pages;
 mod region;
 mod throttle;
 mod warm;
+mod yardstick;
 
 pub use arena::Arena;
-pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_THREADS};
+pub use engine::{CopyConfig, CopyEngine, CopyStats, DirectionStats, MAX_NICENESS, MAX_THREADS};
 pub use error::CopyError;
-pub use kernel::{memcmp_baseline, memcpy_baseline, Stores, STREAMING_FROM_BYTES};
+pub use give_back::give_back_pages;
+pub use kernel::{Stores, STREAMING_FROM_BYTES};
 pub use region::Region;
 pub use throttle::{BandwidthLimit, HoldLayer, LayerWork, NoThrottle, Throttle};
 pub use warm::warm;
+pub use yardstick::{memcmp_baseline, memcpy_baseline, Yardstick, YardstickConfig};

@@ -1,8 +1,10 @@
 //! The two ends of the edge. Both layouts are proved to fit their memory when the edge is made, and a transfer's
 //! page ids are checked before its first byte moves; after that every address is inside its region.
 
-use crate::kernel::{copy_piece, prefetch, Stores};
+use crate::kernel::{copy_piece, Stores};
 use crate::{CopyError, Region};
+use std::ops::Range;
+use std::ptr;
 use strata_types::{KvLayout, KvShape, PageId, PageMove, TransferDescriptor, TransferError, TransferKind};
 
 /// Memory and where the pieces lie in it.
@@ -41,6 +43,11 @@ impl End {
             return Ok(());
         }
         Err(format!("{} page {page} does not exist: the pool has {} pages", self.name, self.layout.pages))
+    }
+
+    /// Whether the pieces of a page lie together, rather than those of a layer.
+    fn is_page_first(&self) -> bool {
+        self.layout.page_stride > self.layout.layer_stride
     }
 
     /// # Safety
@@ -127,27 +134,50 @@ impl Edge {
         }
     }
 
-    /// Copies one layer of these pages. `publish` must follow on this thread.
+    /// Copies these layers of these pages in the order in which they lie in the destination: stores that follow one
+    /// another leave the processor in full bursts. `publish` must follow on this thread.
     ///
     /// # Safety
-    /// `check` accepted the transfer that `kind` and `moves` belong to, and `layer` is one of the shape's. Until
-    /// the transfer's completion nobody else touches its destination pages or writes its source pages.
-    pub(crate) unsafe fn copy_layer(&self, kind: TransferKind, layer: u32, moves: &[PageMove]) {
+    /// `check` accepted the transfer that `kind` and `moves` belong to, and `layers` are the shape's. Until the
+    /// transfer's completion nobody else touches its destination pages or writes its source pages.
+    pub(crate) unsafe fn copy_step(&self, kind: TransferKind, layers: Range<u32>, moves: &[PageMove]) {
         let Some((source, destination)) = self.ends(kind) else { return };
+        let parts = self.shape.parts;
+        if destination.is_page_first() {
+            let of_page = |page_move| {
+                let layers = layers.clone();
+                layers.flat_map(move |layer| (0..parts).map(move |part| (layer, part, page_move)))
+            };
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_pieces(source, destination, moves.iter().copied().flat_map(of_page)) };
+        } else {
+            let of_layer = |layer| {
+                (0..parts).flat_map(move |part| moves.iter().map(move |page_move| (layer, part, *page_move)))
+            };
+            // SAFETY: the caller's promise.
+            unsafe { self.copy_pieces(source, destination, layers.flat_map(of_layer)) };
+        }
+    }
+
+    /// # Safety
+    /// As `copy_step`, for every piece.
+    unsafe fn copy_pieces(
+        &self,
+        source: &End,
+        destination: &End,
+        pieces: impl Iterator<Item = (u32, u32, PageMove)>,
+    ) {
         let bytes = self.shape.piece_bytes();
-        for (index, page_move) in moves.iter().enumerate() {
-            let next = moves.get(index + 1);
-            for part in 0..self.shape.parts {
-                // SAFETY: the pages were checked, layer and part are the shape's; the regions do not overlap.
-                unsafe {
-                    if let Some(next) = next {
-                        prefetch(source.piece(layer, part, next.from), bytes);
-                    }
-                    let from = source.piece(layer, part, page_move.from);
-                    let to = destination.piece(layer, part, page_move.to);
-                    copy_piece(to, from, bytes, self.stores);
-                }
-            }
+        let mut addresses = pieces
+            .map(|(layer, part, PageMove { from, to })| {
+                // SAFETY: the pages were checked, layer and part are the shape's.
+                unsafe { (source.piece(layer, part, from), destination.piece(layer, part, to)) }
+            })
+            .peekable();
+        while let Some((from, to)) = addresses.next() {
+            let next = addresses.peek().map_or(ptr::null(), |(next, _)| next.cast_const());
+            // SAFETY: as above; the regions do not overlap.
+            unsafe { copy_piece(to, from, bytes, self.stores, next) };
         }
     }
 }

@@ -22,9 +22,9 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The whole of an arena.
+    /// The whole of an arena, up to what it can grow to: the pool that hands out its pages keeps inside its length.
     pub fn from_arena(arena: Arc<Arena>) -> Region {
-        Region { start: arena.as_ptr(), len: arena.len(), _owner: arena }
+        Region { start: arena.as_ptr(), len: arena.capacity(), _owner: arena }
     }
 
     /// Memory that was allocated elsewhere, a tensor for example.

@@ -210,6 +210,7 @@ fn two_regions(shape: strata_types::KvShape) -> CopyConfig {
         host: region(host_layout),
         host_layout,
         threads: 2,
+        backup_niceness: 0,
         queue_capacity: 4,
         throttle: Arc::new(NoThrottle),
     }

@@ -10,7 +10,9 @@ use crate::stats::CoreStats;
 use crate::CoreError;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 use strata_control::{CacheController, ControlAction, Effect};
+use strata_sched::cost::StepShape;
 use strata_sched::{Limits, Policy};
 use strata_types::{PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId};
 
@@ -259,6 +261,11 @@ impl Core {
             self.end_if_free(request)?;
         }
         Ok(())
+    }
+
+    /// A prefill of so many tokens took this long outside any plan.
+    pub fn measured(&mut self, tokens: usize, busy: Duration) {
+        self.costs.measured(&StepShape::row(tokens as u64, 0), busy);
     }
 
     /// A Mover has finished with a transfer.

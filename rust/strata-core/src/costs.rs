@@ -63,14 +63,17 @@ impl Costs {
 
     /// A step was carried out, which kept the model busy for this long.
     pub fn computed(&mut self, rows: &[PlanRow], busy: Duration) {
-        let mut shape = StepShape { new_tokens: 0, attended: 0, rows: rows.len() as u32 };
+        let mut shape = StepShape::default();
         for row in rows {
-            let (new, before) = (row.length as u64, row.start as u64);
-            shape.new_tokens += new;
-            shape.attended += new * before + new * new / 2;
+            shape.add(StepShape::row(row.length as u64, row.start as u64));
         }
+        self.measured(&shape, busy);
+    }
+
+    /// A step of this shape took this long; zero if it was not measured.
+    pub fn measured(&mut self, shape: &StepShape, busy: Duration) {
         if !busy.is_zero() {
-            self.model.observe_step(&shape, busy);
+            self.model.observe_step(shape, busy);
         }
     }
 

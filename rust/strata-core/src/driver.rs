@@ -87,6 +87,7 @@ enum Command {
     AttachDisk(Arc<dyn Mover>, u32, Sender<()>),
     Recovered(Range<u32>, Vec<(PageId, PageRecord)>, bool, Sender<u32>),
     DetachDisk(Duration, Sender<MaintenanceReport>),
+    Measured(usize, Duration),
     Check(Sender<Result<bool, String>>),
     Stats(Sender<CoreStats>),
     Stop,
@@ -201,6 +202,11 @@ impl DriverHandle {
     /// Forgets the disk: once this returns without `timed_out`, nothing uses it any more.
     pub fn detach_disk(&self, limit: Duration) -> Result<MaintenanceReport, DriverError> {
         self.ask(limit + ANSWER, |reply| Command::DetachDisk(limit, reply))
+    }
+
+    /// Tells what a prefill of so many tokens took, before any plan was formed.
+    pub fn measured(&self, tokens: usize, busy: Duration) -> Result<(), DriverError> {
+        self.send_surely(Command::Measured(tokens, busy))
     }
 
     /// Proves that Core's books agree; says whether Core was idle, when the proof is the strictest.
@@ -370,6 +376,7 @@ impl Loop {
                 let _gone = reply.try_send(self.core.recovered(pages, found, last)?);
             }
             Command::DetachDisk(limit, reply) => self.core.detach_disk(now + limit, reply),
+            Command::Measured(tokens, busy) => self.core.measured(tokens, busy),
             Command::Check(reply) => {
                 let result =
                     self.core.check().map(|()| self.core.is_idle()).map_err(|error| error.to_string());

@@ -3,6 +3,7 @@
 //! holds comes back while the server serves.
 
 use crate::error::{Failure, Outcome};
+use crate::pools::Resized;
 use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use strata_core::DriverHandle;
 use strata_disk::{DiskConfig, DiskError, DiskStats, DiskStore, Health, PageMemory, Recovery};
 use strata_tier::CompletionSender;
+use strata_types::TierId;
 
 /// Waits between two attempts to open a root: the first, and the longest after doubling.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -115,6 +117,24 @@ impl DiskKeeper {
         *self.shared.state() = State::Off("it was detached".into());
         store.close()?;
         Ok(true)
+    }
+
+    /// Gives the disk tier another cap. The files shrink only once nothing uses what lies beyond.
+    pub fn resize(&self, bytes: u64, limit: Duration) -> Outcome<Resized> {
+        let Some(store) = self.store() else {
+            return Err(Failure::Config("the disk tier is off: attach a disk first".into()));
+        };
+        let pages = store.capacity_under(bytes)?;
+        if pages > store.capacity() {
+            let pages = store.set_cap(bytes)?;
+            let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
+            return Ok((bytes, timed_out));
+        }
+        let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
+        if !timed_out {
+            store.set_cap(bytes)?;
+        }
+        Ok((bytes, timed_out))
     }
 
     /// In words: the engine, and what is wrong.

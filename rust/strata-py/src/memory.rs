@@ -2,15 +2,15 @@
 //! reads and writes.
 
 use crate::error::{Failure, Outcome};
+use crate::gate::released;
+use crate::measure::edge_kind;
 use pyo3::prelude::*;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 use strata_copy::{HoldLayer, Region};
 use strata_disk::PageMemory;
-use strata_types::{KvLayout, PageId, TransferKind};
-
-use crate::gate::released;
+use strata_types::{KvLayout, PageId};
 
 /// The device pool: memory of a Python object that is kept alive with it.
 pub fn device_region(address: usize, bytes: usize, owner: Py<PyAny>) -> Outcome<Region> {
@@ -56,11 +56,7 @@ impl LayerHold {
     /// Holds every `load` or `backup` before `layer` until `release`, at most `limit_s` seconds.
     #[new]
     fn new(kind: &str, layer: u32, limit_s: f64) -> Outcome<LayerHold> {
-        let kind = match kind {
-            "load" => TransferKind::Load,
-            "backup" => TransferKind::Backup,
-            other => return Err(Failure::Config(format!("kind must be load or backup, got {other:?}"))),
-        };
+        let kind = edge_kind(kind)?;
         let hold = HoldLayer::new(kind, layer, Duration::from_secs_f64(limit_s.clamp(0.0, 3600.0)));
         Ok(LayerHold { hold: Arc::new(hold) })
     }

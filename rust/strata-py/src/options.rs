@@ -23,6 +23,7 @@ pub struct Options {
     pub token_bytes: u32,
     pub device_pages: u32,
     pub host_pages: u32,
+    pub host_pages_most: u32,
     pub disk_path: Option<PathBuf>,
     pub disk_capacity: u64,
     pub fingerprint: [u8; 32],

@@ -6,6 +6,7 @@ use crate::gate::released;
 use crate::memory::{device_region, HostPages, LayerHold};
 use crate::options::Options;
 use crate::plan::{Plan, Refusal};
+use crate::pools::Pools;
 use crate::stats::flatten;
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
@@ -45,9 +46,16 @@ pub struct Runtime {
     driver: Mutex<Option<Driver>>,
     copies: Arc<CopyEngine>,
     disk: DiskKeeper,
+    pools: Pools,
     options: Options,
     shape: KvShape,
     page_size: usize,
+}
+
+/// Bytes of the first `pages` pages of the host arena.
+fn host_bytes(layout: &KvLayout, pages: u32) -> usize {
+    let first = KvLayout { pages, ..*layout };
+    first.total_bytes().next_multiple_of(ALIGNMENT) as usize
 }
 
 /// Pages of one transfer: enough bytes to keep a disk busy, few enough to commit early, to cut, and to tell how it
@@ -89,11 +97,15 @@ impl Runtime {
         // Without a host tier pages pass through a few pages of staging on their way to and from the disk.
         let staging_pages = u32::try_from(STAGING_BYTES / shape.page_bytes() as u64).unwrap_or(1).max(1);
         let arena_pages = if options.host_pages == 0 { staging_pages } else { options.host_pages };
-        let host_layout = KvLayout::page_first(shape, arena_pages, ALIGNMENT)?;
-        let arena = Arc::new(Arena::new(host_layout.total_bytes().next_multiple_of(ALIGNMENT) as usize)?);
-        let region = Region::from_arena(arena);
+        // Address space for all that the host tier may grow to; memory is taken as it is used.
+        let host_layout = KvLayout::page_first(shape, options.host_pages_most.max(arena_pages), ALIGNMENT)?;
+        let (used, most) =
+            (host_bytes(&host_layout, arena_pages), host_bytes(&host_layout, host_layout.pages));
+        let arena = Arc::new(Arena::with_capacity(used, most)?);
+        let region = Region::from_arena(Arc::clone(&arena));
         let (sender, receiver) = completion_queue(COMPLETIONS);
         let warming = start_warming([(device.clone(), device_layout), (region.clone(), host_layout)]);
+        let device_pool = device.clone();
         let copies = Arc::new(CopyEngine::new(
             CopyConfig {
                 device,
@@ -101,6 +113,7 @@ impl Runtime {
                 host: region.clone(),
                 host_layout,
                 threads: options.copy_threads,
+                backup_niceness: 0,
                 queue_capacity: 1024,
                 throttle,
             },
@@ -145,6 +158,7 @@ impl Runtime {
             driver: Mutex::new(Some(driver)),
             copies,
             disk,
+            pools: Pools { device: device_pool, device_layout, arena, host_layout, staging_pages },
             options: options.clone(),
             shape,
             page_size: options.page_size as usize,
@@ -158,7 +172,7 @@ fn start_warming(pools: [(Region, KvLayout); 2]) -> Option<std::thread::JoinHand
     let work = move || {
         for (region, layout) in pools {
             let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
-            warm(&region, &layout, u32::try_from(pages).unwrap_or(u32::MAX));
+            warm(&region, &layout, 0..u32::try_from(pages).unwrap_or(u32::MAX), || true);
         }
     };
     std::thread::Builder::new().name("strata-warm".into()).spawn(work).ok()
@@ -308,6 +322,32 @@ impl Runtime {
     /// The disk tier in words: (engine, what is wrong). None for the engine if the tier is off.
     fn disk_state(&self) -> (Option<String>, Option<String>) {
         self.disk.describe()
+    }
+
+    /// Gives a tier another size while the engine serves: {"bytes": what it has now, "timed_out": 1 if pages beyond it
+    /// were still used after `timeout_s`}. Raises CapacityError beyond what was reserved at start, ConfigError for a
+    /// size that holds nothing, StorageError if the disk refuses.
+    fn resize(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        size_bytes: u64,
+        timeout_s: f64,
+    ) -> Outcome<BTreeMap<String, u64>> {
+        let tier = tiers(&[name.to_string()])?[0];
+        let limit = seconds(timeout_s);
+        let (bytes, timed_out) = released(py, || match tier {
+            TierId::DEVICE => self.pools.resize_device(&self.handle, size_bytes, limit),
+            TierId::HOST => self.pools.resize_host(&self.handle, size_bytes, limit),
+            _ => self.disk.resize(size_bytes, limit),
+        })?;
+        let flat = [("bytes", bytes), ("timed_out", u64::from(timed_out))];
+        Ok(flat.map(|(name, value)| (name.to_string(), value)).into())
+    }
+
+    /// Tells what a prefill of `tokens` tokens took, so that loading and computing can be compared from the start.
+    fn measured(&self, py: Python<'_>, tokens: usize, busy_s: f64) -> Outcome<()> {
+        Ok(released(py, || self.handle.measured(tokens, seconds(busy_s)))?)
     }
 
     /// Opens a disk root of at most `capacity` bytes while the engine serves. Raises ConfigError if one is attached,

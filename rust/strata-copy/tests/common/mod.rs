@@ -91,6 +91,7 @@ impl Bench {
             host: host.region.clone(),
             host_layout: host.layout,
             threads,
+            backup_niceness: 0,
             queue_capacity: 16,
             throttle,
         };
