@@ -95,13 +95,8 @@ pub(crate) struct Monitor {
     max_failures: u32,
     failures: AtomicU32,
     out_of_service: Mutex<Option<String>>,
-    flights: Mutex<Flights>,
-}
-
-#[derive(Default)]
-struct Flights {
-    numbered: u64,
-    begun: HashMap<u64, (Instant, &'static str, Arc<SegmentFile>)>,
+    numbered: AtomicU64,
+    flights: Mutex<HashMap<u64, (Instant, &'static str, Arc<SegmentFile>)>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -116,22 +111,24 @@ impl Monitor {
             max_failures,
             failures: AtomicU32::new(0),
             out_of_service: Mutex::new(None),
+            numbered: AtomicU64::new(0),
             flights: Mutex::default(),
         }
     }
 
-    /// Notes that an I/O takes off.
-    pub fn take_off(&self, operation: &'static str, file: &Arc<SegmentFile>) -> u64 {
-        let mut flights = locked(&self.flights);
-        flights.numbered += 1;
-        let number = flights.numbered;
-        flights.begun.insert(number, (Instant::now(), operation, Arc::clone(file)));
-        number
+    /// The number of an I/O that will take off.
+    pub fn number(&self) -> u64 {
+        self.numbered.fetch_add(1, Relaxed)
     }
 
-    /// Notes that it has answered; returns how long it was in flight.
+    /// Notes that an I/O takes off.
+    pub fn take_off(&self, number: u64, operation: &'static str, file: Arc<SegmentFile>) {
+        locked(&self.flights).insert(number, (Instant::now(), operation, file));
+    }
+
+    /// Notes that it has answered; returns how long it was in flight, nothing if it never took off.
     pub fn land(&self, number: u64) -> Duration {
-        let begun = locked(&self.flights).begun.remove(&number);
+        let begun = locked(&self.flights).remove(&number);
         begun.map(|(at, _, _)| at.elapsed()).unwrap_or_default()
     }
 
@@ -173,7 +170,7 @@ impl Monitor {
             return Health::OutOfService { reason };
         }
         let flights = locked(&self.flights);
-        match flights.begun.values().min_by_key(|(at, _, _)| *at) {
+        match flights.values().min_by_key(|(at, _, _)| *at) {
             Some((at, operation, file)) if at.elapsed() > self.deadline => Health::Stalled {
                 operation: format!("{operation} of {}", file.path.display()),
                 elapsed: at.elapsed(),

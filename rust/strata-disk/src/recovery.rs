@@ -232,6 +232,7 @@ fn clear(
         lane: Lane::Write,
         operation: Operation::Write { file: Arc::clone(&segment.file), part: Part::Headers, offset },
         buffers,
+        started: None,
         then: Box::new(move |result| {
             // Nobody listens only if the deadline has passed.
             let _late = sender.try_send(result.map(|written| written == zeros.len()));

@@ -12,7 +12,7 @@ use strata_disk::{DiskConfig, IoEngine, LoggedWrite, RecordingEngine, Replay};
 use strata_types::TransferError;
 
 fn small(root: &Path) -> DiskConfig {
-    DiskConfig { threads: 1, ..config(root, 400_000, 4, 8192) }
+    DiskConfig { threads: 1, depth: 1, ..config(root, 400_000, 4, 8192) }
 }
 
 /// A life of a store: spills, overwrites, erases, a sync in the middle.
