@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "DiskMeter",
     "LayerHold",
     "PageCache",
     "PinnedPages",
@@ -27,6 +28,22 @@ def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool
 def copy_bytes(
     destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool
 ) -> None: ...
+
+@final
+class DiskMeter:
+    def __new__(
+        cls,
+        root: str | os.PathLike[str],
+        page_bytes: int,
+        pages: int,
+        engine: str,
+        depth: int,
+        threads: int,
+    ) -> DiskMeter: ...
+    def describe(self) -> str: ...
+    def write(self, order: npt.NDArray[np.uint32]) -> float: ...
+    def read(self, order: npt.NDArray[np.uint32]) -> float: ...
+    def close(self) -> None: ...
 
 @final
 class PageCache:

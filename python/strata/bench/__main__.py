@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "time to first token of questions over long documents, from every tier",
     ),
     "tree": ("strata.bench.tree", "match and insert of the prefix tree beside memcmp and memcpy"),
+    "disk": ("strata.bench.disk_command", "reads and writes of the disk tier beside fio"),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""

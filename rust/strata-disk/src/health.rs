@@ -96,8 +96,11 @@ pub(crate) struct Monitor {
     failures: AtomicU32,
     out_of_service: Mutex<Option<String>>,
     numbered: AtomicU64,
-    flights: Mutex<HashMap<u64, (Instant, &'static str, Arc<SegmentFile>)>>,
+    flights: Mutex<HashMap<u64, Flight>>,
 }
+
+/// Since when which operation on which segment is in flight.
+type Flight = (Instant, &'static str, Arc<SegmentFile>);
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -116,7 +116,8 @@ impl Waiting {
     }
 
     fn pop(&mut self, now: Instant) -> Option<Io> {
-        self.ios.pop_front_if(|(due, _)| *due <= now).map(|(_, io)| io)
+        self.due().filter(|due| *due <= now)?;
+        self.ios.pop_front().map(|(_, io)| io)
     }
 }
 
