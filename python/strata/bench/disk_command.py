@@ -42,7 +42,8 @@ ENGINES = ("auto", "io_uring", "threads")
 NOTES = [
     "store: pages through submit, O_DIRECT, xxh3-128 of every page, headers and completion; adjacent pages of "
     "a transfer are merged into I/Os of up to 1 MiB; all blocks are written before",
-    "fio: the same folder, bytes, block size, depth and order, O_DIRECT, preallocated, all blocks written before",
+    "fio: the same folder, bytes, block size, depth and order, O_DIRECT, preallocated, all blocks written before, "
+    "memory in transparent huge pages like the host arena",
     "bounds are those of adjacent pages; scattered pages are reported",
 ]
 

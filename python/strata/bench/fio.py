@@ -5,6 +5,7 @@ file, and nothing around it.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,10 @@ from strata.errors import ConfigError, StorageError
 
 REMEDY = "install it (Debian, Ubuntu: apt-get install fio), it is what the disk tier is measured beside"
 _PATIENCE_S = 300.0
+_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""fio's buffers lie in transparent huge pages, as the store's host arena does: an I/O of 1 MiB is then one
+stretch of memory instead of 256, which doubles the rate of some disks.
+"""
 
 
 def check_fio() -> str:
@@ -37,8 +42,8 @@ class FioFile:
             "--direct=1",
             "--fallocate=posix",
             "--overwrite=1",
+            "--scramble_buffers=0",
             "--randrepeat=0",
-            "--norandommap=0",
             "--output-format=json",
             *_parallelism(ioengine, size, depth),
         ]
@@ -69,7 +74,12 @@ def _parallelism(ioengine: str, size: int, depth: int) -> list[str]:
 def _run(arguments: list[str]) -> str:
     try:
         done = subprocess.run(
-            ["fio", *arguments], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            ["fio", *arguments],
+            env={**os.environ, **_HUGE_PAGES},
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StorageError(f"fio did not run: {error}; {REMEDY}") from error

@@ -6,6 +6,7 @@ use crate::gate::released;
 use crate::memory::HostPages;
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,22 +22,23 @@ use strata_types::{
 const PAGE_SIZE: u32 = 16;
 /// Host pages lie where O_DIRECT takes them.
 const ALIGNMENT: u64 = 4096;
-/// Bytes of a transfer, about those of a long prompt's part.
-const TRANSFER_BYTES: usize = 8 << 20;
-/// Transfers at once.
-const OUTSTANDING: usize = 8;
+/// Bytes of a transfer, those of a stretch of a long prompt.
+const TRANSFER_BYTES: usize = 4 << 20;
+/// Transfers at once, each with host pages of its own: enough for the depth of any queue here, and little memory, since
+/// what it is compared with uses little too.
+const WINDOWS: usize = 12;
 /// Far longer than a transfer of this size takes on any disk that is worth a measurement.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Beyond its payloads, what headers and file systems need at most.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// A disk store with as many host pages as records.
+/// A disk store, and host pages for the transfers that go on at once.
 #[pyclass(frozen, module = "strata._core")]
 pub struct DiskMeter {
     store: DiskStore,
     completions: Mutex<CompletionReceiver>,
     records: Vec<PageRecord>,
-    page_bytes: usize,
+    pages_per_transfer: usize,
     next: AtomicU64,
 }
 
@@ -98,19 +100,21 @@ impl DiskMeter {
     fn open(config: DiskConfig, pages: u32) -> Outcome<DiskMeter> {
         let page_bytes = config.page_bytes as usize;
         let shape = KvShape::new(GroupId(0), 1, 1, PAGE_SIZE, config.page_bytes / PAGE_SIZE)?;
-        let layout = KvLayout::page_first(shape, pages, ALIGNMENT)?;
+        let pages_per_transfer = (TRANSFER_BYTES / page_bytes).max(1);
+        let host_pages = (WINDOWS * pages_per_transfer) as u32;
+        let layout = KvLayout::page_first(shape, host_pages, ALIGNMENT)?;
         let arena = Arena::new(layout.total_bytes().next_multiple_of(ALIGNMENT) as usize)?;
         let region = Region::from_arena(Arc::new(arena));
         // SAFETY: the region is new: nobody else knows of it yet.
         fill(unsafe { region.bytes_mut(0, region.len()) }?);
-        let (sender, completions) = completion_queue(2 * OUTSTANDING);
+        let (sender, completions) = completion_queue(2 * WINDOWS);
         let (store, _) = DiskStore::open(config, Arc::new(HostPages { region, layout }), sender)?;
         if store.capacity() < pages {
             let capacity = store.capacity();
             return Err(Failure::Capacity(format!("the root holds {capacity} of {pages} pages: empty it")));
         }
         let (completions, next) = (Mutex::new(completions), AtomicU64::new(0));
-        Ok(DiskMeter { store, completions, records: chain(pages), page_bytes, next })
+        Ok(DiskMeter { store, completions, records: chain(pages), pages_per_transfer, next })
     }
 
     fn pass(&self, py: Python<'_>, kind: TransferKind, order: &[u32]) -> Outcome<f64> {
@@ -119,41 +123,46 @@ impl DiskMeter {
         }
         released(py, || {
             let completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
-            // Made before the clock starts: a server's come from its tree.
-            let mut transfers: Vec<_> = order
-                .chunks((TRANSFER_BYTES / self.page_bytes).max(1))
-                .map(|part| self.transfer(kind, part))
-                .collect();
-            transfers.reverse();
+            let mut parts = order.chunks(self.pages_per_transfer);
+            let (mut free, mut used) = ((0..WINDOWS).collect::<Vec<_>>(), HashMap::new());
             let begun = Instant::now();
-            let mut outstanding = 0;
-            while outstanding > 0 || !transfers.is_empty() {
-                if outstanding < OUTSTANDING {
-                    if let Some(transfer) = transfers.pop() {
-                        self.store.submit(transfer).map_err(refused)?;
-                        outstanding += 1;
-                        continue;
-                    }
+            loop {
+                while let Some(window) = free.pop() {
+                    let Some(part) = parts.next() else {
+                        free.push(window);
+                        break;
+                    };
+                    let transfer = self.transfer(kind, part, window);
+                    used.insert(transfer.id, window);
+                    self.store.submit(transfer).map_err(refused)?;
+                }
+                if used.is_empty() {
+                    return Ok(begun.elapsed().as_secs_f64());
                 }
                 let done = completions.recv_timeout(PATIENCE).map_err(|_| {
                     Failure::Storage(format!("a {} had no answer for {PATIENCE:?}", kind.name()))
                 })?;
-                outstanding -= 1;
                 if let Some(error) = done.error {
                     return Err(Failure::Storage(error.to_string()));
                 }
+                free.extend(used.remove(&done.id));
             }
-            Ok(begun.elapsed().as_secs_f64())
         })
     }
 
-    fn transfer(&self, kind: TransferKind, pages: &[u32]) -> TransferDescriptor {
+    /// Moves records from or to the host pages of a window.
+    fn transfer(&self, kind: TransferKind, records: &[u32], window: usize) -> TransferDescriptor {
+        let first = (window * self.pages_per_transfer) as u32;
+        let page = |(host, record): (u32, &u32)| match kind {
+            TransferKind::Spill => PageMove { from: PageId(host), to: PageId(*record) },
+            _ => PageMove { from: PageId(*record), to: PageId(host) },
+        };
         TransferDescriptor {
             id: TransferId(self.next.fetch_add(1, Ordering::Relaxed)),
             kind,
             group: GroupId(0),
-            pages: pages.iter().map(|page| PageMove { from: PageId(*page), to: PageId(*page) }).collect(),
-            records: pages.iter().map(|page| self.records[*page as usize].clone()).collect(),
+            pages: (first..).zip(records).map(page).collect(),
+            records: records.iter().map(|record| self.records[*record as usize].clone()).collect(),
             ticket: None,
         }
     }

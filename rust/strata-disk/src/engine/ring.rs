@@ -11,23 +11,27 @@ use super::files::{open_direct, target, vectors_of, Block, Call, Files};
 use super::workers::{abandon, join_all, Workers, MOST_READS_IN_A_ROW};
 use super::{Io, IoEngine, Lane, SegmentBytes, SegmentFile};
 use crate::config::DiskConfig;
+use crossbeam_channel::bounded;
 use crossbeam_queue::SegQueue;
 use io_uring::{opcode, types, IoUring};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 use std::sync::atomic::{fence, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{available_parallelism, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The longest wait for the kernel: what a missed wake-up could cost.
 const TICK: Duration = Duration::from_millis(500);
 /// The same while the engine stops.
 const STOPPING_TICK: Duration = Duration::from_millis(5);
-/// The longest that the probe waits for its block.
+/// The longest that is waited for the first answer of a ring.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
+/// Workers of a ring on a machine with one core, so that one that blocks does not stop the others.
+const LEAST_WORKERS: usize = 2;
 /// After a call that the kernel refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 /// How often a cancel is repeated that did not help.
@@ -90,6 +94,7 @@ struct Desk {
 /// Whether io_uring works here: sets a ring up and reads a block of `path` through it, past the page cache.
 pub fn probe_io_uring(path: &Path) -> io::Result<()> {
     let (mut ring, file, mut block) = (new_ring(1)?, open_direct(path)?, Block::new()?);
+    ring.submitter().register_enable_rings()?;
     let (descriptor, bytes) = (types::Fd(file.as_raw_fd()), crate::geometry::BLOCK as u32);
     let read = opcode::Read::new(descriptor, block.as_mut_ptr(), bytes).build();
     // SAFETY: `file` is open until the answer is here; `block` is too, and is leaked if none comes.
@@ -106,10 +111,14 @@ pub fn probe_io_uring(path: &Path) -> io::Result<()> {
     }
 }
 
+/// A ring that is not yet enabled: the thread that does that becomes its owner.
 fn new_ring(depth: usize) -> io::Result<IoUring> {
     // An entry for each I/O, for the cancel of each, and for the bell.
     let entries = u32::try_from(2 * depth + 1).map_err(io::Error::other)?.next_power_of_two();
-    let ring = IoUring::new(entries)?;
+    // One thread submits and reaps, so that completions need not interrupt it (Linux 6.1); otherwise a plain ring.
+    let single =
+        IoUring::builder().setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(entries);
+    let ring = single.or_else(|_| IoUring::builder().setup_r_disabled().build(entries))?;
     let parameters = ring.params();
     if !(parameters.is_feature_ext_arg() && parameters.is_feature_nodrop()) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "Linux 5.11 or newer is needed"));
@@ -142,6 +151,9 @@ impl IoUringEngine {
     /// Sets the ring up and starts the threads. `probe` is any file of the file system in question.
     pub fn new(config: &DiskConfig, probe: &Path) -> io::Result<IoUringEngine> {
         let ring = new_ring(config.depth)?;
+        // Its workers compute where others wait for the disk: more than there are cores only get in each other's way.
+        let cores = available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = config.threads.min(cores.max(LEAST_WORKERS));
         let desk = Arc::new(Desk {
             depth: config.depth,
             files: Files::new(config.direct, config.page_bytes, probe),
@@ -158,7 +170,7 @@ impl IoUringEngine {
             cancelled: AtomicU64::new(0),
         });
         let used = Arc::clone(&desk);
-        let workers = Arc::new(Workers::start(config.threads, move |work| match work {
+        let workers = Arc::new(Workers::start(threads, move |work| match work {
             Work::Pursue(io) => used.pursue(Some(io)),
             Work::Landed(io, result) => {
                 let result = used.files.settle(&io, result);
@@ -166,10 +178,17 @@ impl IoUringEngine {
             }
         })?);
         let (owned, told, deadline) = (Arc::clone(&desk), Arc::clone(&workers), config.io_deadline);
-        let thread = Builder::new()
-            .name("strata-disk-ring".into())
-            .spawn(move || RingThread::new(ring, owned, told, deadline).run())?;
-        Ok(IoUringEngine { threads: config.threads, desk, workers, thread: Mutex::new(Some(thread)) })
+        let (enabled, answer) = bounded(1);
+        let thread = Builder::new().name("strata-disk-ring".into()).spawn(move || {
+            let ready = ring.submitter().register_enable_rings();
+            let serves = ready.is_ok();
+            if enabled.send(ready).is_ok() && serves {
+                RingThread::new(ring, owned, told, deadline).run();
+            }
+        })?;
+        let engine = IoUringEngine { threads, desk, workers, thread: Mutex::new(Some(thread)) };
+        answer.recv_timeout(PROBE_LIMIT).map_err(|_| io::ErrorKind::TimedOut)??;
+        Ok(engine)
     }
 
     /// What the ring has seen so far.
