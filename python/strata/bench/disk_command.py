@@ -84,7 +84,9 @@ def measure_slot(
     )
     try:
         engine = store.describe()
-        ioengine, depth = ("io_uring", options.depth) if "io_uring, depth" in engine else ("psync", options.threads)
+        ioengine, depth = (
+            ("io_uring", options.depth) if "io_uring, depth" in engine else ("psync", options.threads)
+        )
         steps.next(f"{slot_bytes >> 10} KiB: writing every block")
         store.write(np.arange(pages, dtype=np.uint32))
         with tempfile.TemporaryDirectory(prefix="fio-", dir=folder) as beside:
@@ -164,7 +166,9 @@ def main(arguments: Sequence[str], program: str = "python -m strata.bench disk")
     if not folder.is_dir():
         raise ConfigError(f"--dir {folder} is no folder: make it, or name one on the disk to be measured")
     if disk_space(folder) < needed:
-        raise ConfigError(f"--dir {folder} has less than {needed:,} bytes left: free some, or lower --mebibytes")
+        raise ConfigError(
+            f"--dir {folder} has less than {needed:,} bytes left: free some, or lower --mebibytes"
+        )
     facts = manifest(program, options.seed, arguments=list(arguments), fio=fio_version)
     with tempfile.TemporaryDirectory(prefix="strata-bench-", dir=folder) as inside:
         result = {**measure(Path(inside), options), "manifest": facts}
@@ -177,7 +181,11 @@ def _parser(program: str) -> argparse.ArgumentParser:
         prog=program, allow_abbrev=False, description="The disk tier's reads and writes beside fio's."
     )
     add = parser.add_argument
-    add("--dir", required=True, help="folder on the disk to be measured; everything put there is removed again")
+    add(
+        "--dir",
+        required=True,
+        help="folder on the disk to be measured; everything put there is removed again",
+    )
     add("--engine", choices=ENGINES, default="auto", help="the store's I/O engine (default: auto)")
     add("--depth", type=int, default=32, help="I/Os in flight with io_uring (default: 32)")
     add("--threads", type=int, default=4, help="the store's I/O threads (default: 4)")

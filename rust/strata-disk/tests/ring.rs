@@ -1,5 +1,6 @@
 //! Every suite of the disk tier once more, over io_uring (see `common::engine`).
-#![allow(clippy::unwrap_used)]
+// Each suite brings the module `common` along, as a test binary of its own does.
+#![allow(clippy::unwrap_used, clippy::duplicate_mod)]
 
 #[path = "conformance.rs"]
 mod conformance;

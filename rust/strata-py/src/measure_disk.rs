@@ -125,10 +125,11 @@ impl DiskMeter {
             let completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
             let mut parts = order.chunks(self.pages_per_transfer);
             let (mut free, mut used) = ((0..WINDOWS).collect::<Vec<_>>(), HashMap::new());
+            let mut failure = None;
             let begun = Instant::now();
             loop {
                 while let Some(window) = free.pop() {
-                    let Some(part) = parts.next() else {
+                    let Some(part) = parts.next().filter(|_| failure.is_none()) else {
                         free.push(window);
                         break;
                     };
@@ -137,15 +138,14 @@ impl DiskMeter {
                     self.store.submit(transfer).map_err(refused)?;
                 }
                 if used.is_empty() {
-                    return Ok(begun.elapsed().as_secs_f64());
+                    return failure.map_or_else(|| Ok(begun.elapsed().as_secs_f64()), Err);
                 }
                 let done = completions.recv_timeout(PATIENCE).map_err(|_| {
                     Failure::Storage(format!("a {} had no answer for {PATIENCE:?}", kind.name()))
                 })?;
-                if let Some(error) = done.error {
-                    return Err(Failure::Storage(error.to_string()));
-                }
                 free.extend(used.remove(&done.id));
+                // What is on its way still answers.
+                failure = failure.or(done.error.map(|error| Failure::Storage(error.to_string())));
             }
         })
     }
