@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 __all__ = [
     "CopyYardstick",
+    "DiskMeter",
     "LayerHold",
     "PageCache",
     "PinnedPages",
@@ -50,6 +51,22 @@ class CopyYardstick:
     def bytes(self) -> int: ...
     def transfer(self, kind: str) -> float: ...
     def memcpy(self, kind: str, streaming: bool) -> float: ...
+
+@final
+class DiskMeter:
+    def __new__(
+        cls,
+        root: str | os.PathLike[str],
+        page_bytes: int,
+        pages: int,
+        engine: str,
+        depth: int,
+        threads: int,
+    ) -> DiskMeter: ...
+    def describe(self) -> str: ...
+    def write(self, order: npt.NDArray[np.uint32]) -> float: ...
+    def read(self, order: npt.NDArray[np.uint32]) -> float: ...
+    def close(self) -> None: ...
 
 @final
 class PageCache:

@@ -5,7 +5,7 @@
 //!
 //! Each chain takes run after run of its transfer; the last chain to find none reports.
 
-use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentFile};
+use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentFile, Started};
 use crate::format::{identity, RecordHeader};
 use crate::geometry::BLOCK;
 use crate::segments::{Entry, Slot};
@@ -316,18 +316,19 @@ impl Job {
     ) -> Io {
         let (job, wanted) = (self.clone(), buffers.iter().map(Buffer::len).sum::<usize>());
         let flight = self.shared.monitor.number();
-        let writes = match &operation {
-            Operation::Read { file, .. } | Operation::Write { file, .. } => {
-                self.shared.monitor.take_off(flight, what, &file.path);
-                matches!(operation, Operation::Write { .. })
-            }
-            Operation::Hop => false,
+        let (flown, writes) = match &operation {
+            Operation::Read { file, .. } => (Some(Arc::clone(file)), false),
+            Operation::Write { file, .. } => (Some(Arc::clone(file)), true),
+            Operation::Hop => (None, false),
         };
+        let watched = Arc::clone(&self.shared);
+        let started = flown
+            .map(|file| -> Started { Box::new(move || watched.monitor.take_off(flight, what, &file.path)) });
         let then = Box::new(move |result: io::Result<usize>| {
             let result = job.shared.account(what, flight, writes, wanted, result);
             drop(owned);
             then(job, result)
         });
-        Io { lane: self.lane(), operation, buffers, then }
+        Io { lane: self.lane(), operation, buffers, started, then }
     }
 }

@@ -1,12 +1,16 @@
 //! What a store is told when it opens. Every field has a value that works; `validate` names what does not.
 
 use crate::DiskError;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 use strata_types::{Fingerprint, GroupId, ShardId};
 
 /// The most that a power loss may cost: no sync interval may be longer.
 pub const MAX_SYNC_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The most I/Os that a ring keeps in flight.
+pub const MAX_DEPTH: usize = 1024;
 
 /// Whether payloads pass the page cache by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +19,17 @@ pub enum DirectIo {
     Auto,
     /// The page cache.
     Off,
+}
+
+/// What executes I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskEngine {
+    /// io_uring where it and O_DIRECT work, threads elsewhere.
+    Auto,
+    /// io_uring, or an error that says why not.
+    IoUring,
+    /// Threads that call preadv and pwritev.
+    Threads,
 }
 
 /// Where the store lives and what its records look like.
@@ -34,8 +49,16 @@ pub struct DiskConfig {
     pub page_size: u32,
     /// Bytes of a page.
     pub page_bytes: u32,
-    /// I/O threads, and so payload I/Os in flight.
+    /// What executes I/O.
+    pub engine: DiskEngine,
+    /// I/O threads: of a thread pool, and so its payload I/Os in flight; or those that help a ring.
     pub threads: usize,
+    /// Payload I/Os that a ring keeps in flight.
+    pub depth: usize,
+    /// Emulation of a slow disk: the most payload bytes that are read in a second.
+    pub read_bandwidth: Option<NonZeroU64>,
+    /// Emulation of a slow disk: the most payload bytes that are written in a second.
+    pub write_bandwidth: Option<NonZeroU64>,
     /// Whether payloads pass the page cache by.
     pub direct: DirectIo,
     /// How often written records are made safe against power loss.
@@ -71,7 +94,11 @@ impl DiskConfig {
             shard: ShardId(0),
             page_size,
             page_bytes,
+            engine: DiskEngine::Auto,
             threads: 4,
+            depth: 32,
+            read_bandwidth: None,
+            write_bandwidth: None,
             direct: DirectIo::Auto,
             sync_interval: Duration::from_secs(2),
             queue_depth: 256,
@@ -88,11 +115,16 @@ impl DiskConfig {
             ("page_size", u64::from(self.page_size)),
             ("page_bytes", u64::from(self.page_bytes)),
             ("threads", self.threads as u64),
+            ("depth", self.depth as u64),
             ("queue_depth", self.queue_depth as u64),
             ("max_failures", u64::from(self.max_failures)),
         ];
         if let Some((field, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(DiskError::Config { field, value: "0".into(), remedy: "use at least 1" });
+        }
+        if self.depth > MAX_DEPTH {
+            let value = self.depth.to_string();
+            return Err(DiskError::Config { field: "depth", value, remedy: "use at most 1024" });
         }
         if self.sync_interval > MAX_SYNC_INTERVAL {
             let value = format!("{:?}", self.sync_interval);

@@ -117,6 +117,16 @@ pub enum DiskError {
         /// Bytes of a record's payload.
         page_bytes: u32,
     },
+    /// The engine that was asked for does not work here.
+    #[error("--disk-engine {engine} cannot serve disk root {root}: {reason}: choose auto or threads")]
+    Engine {
+        /// The engine.
+        engine: &'static str,
+        /// The root.
+        root: PathBuf,
+        /// Why not.
+        reason: String,
+    },
     /// The system refused.
     #[error("{operation} {path}: {source}")]
     Io {

@@ -30,10 +30,11 @@ mod trial;
 mod usage;
 mod watch;
 
-pub use config::{DirectIo, DiskConfig, MAX_SYNC_INTERVAL};
+pub use config::{DirectIo, DiskConfig, DiskEngine, MAX_DEPTH, MAX_SYNC_INTERVAL};
 pub use engine::{
-    Buffer, Fate, Fault, FaultyEngine, Io, IoEngine, Lane, LoggedWrite, Operation, Part, RecordingEngine,
-    Replay, SegmentBytes, SegmentFile, Then, ThreadPoolEngine,
+    probe_io_uring, start_engine, Buffer, Fate, Fault, FaultyEngine, Io, IoEngine, IoUringEngine, Lane,
+    LoggedWrite, Operation, Part, RecordingEngine, Replay, RingGauges, RingProbe, SegmentBytes, SegmentFile,
+    Started, Then, ThreadPoolEngine, ThrottledEngine,
 };
 pub use error::DiskError;
 pub use format::{HeaderError, RecordHeader, Superblock, FORMAT_VERSION};

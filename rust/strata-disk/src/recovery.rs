@@ -371,7 +371,7 @@ impl Recovering<'_> {
             let _stopped = sender.try_send(result.map(|moved| (moved, bytes)));
             None
         });
-        self.shared.engine.submit(Io { lane, operation, buffers, then });
+        self.shared.engine.submit(Io { lane, operation, buffers, started: None, then });
         loop {
             match answer.recv_timeout(GLANCE) {
                 Ok(Ok((moved, bytes))) if moved == wanted => return Ok(Ok(bytes)),

@@ -6,7 +6,7 @@ use crate::background::Background;
 use crate::capacity::available;
 use crate::chain::Job;
 use crate::config::DiskConfig;
-use crate::engine::{IoEngine, SegmentFile, ThreadPoolEngine};
+use crate::engine::{probe_io_uring, start_engine, IoEngine, SegmentFile};
 use crate::error::at;
 use crate::geometry::Geometry;
 use crate::health::{DiskStats, Health, Monitor};
@@ -67,18 +67,16 @@ impl DiskStore {
         memory: Arc<dyn PageMemory>,
         completions: CompletionSender,
     ) -> Result<(DiskStore, Recovery), DiskError> {
-        let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
-        DiskStore::open_with(config, memory, completions, |probe| {
-            Ok(Arc::new(ThreadPoolEngine::new(threads, direct, page_bytes, probe)?))
-        })
+        let asked = config.clone();
+        DiskStore::open_with(config, memory, completions, |file| start_engine(&asked, file, probe_io_uring))
     }
 
-    /// Opens a root with another engine. `engine` is given a file of the root's file system to probe.
+    /// Opens a root with another engine. `engine` is given a file of the root's file system to try.
     pub fn open_with(
         config: DiskConfig,
         memory: Arc<dyn PageMemory>,
         completions: CompletionSender,
-        engine: impl FnOnce(&Path) -> io::Result<Arc<dyn IoEngine>>,
+        engine: impl FnOnce(&Path) -> Result<Arc<dyn IoEngine>, DiskError>,
     ) -> Result<(DiskStore, Recovery), DiskError> {
         config.validate()?;
         if memory.page_bytes() != config.page_bytes as usize {
@@ -88,7 +86,7 @@ impl DiskStore {
         let root = Root::claim(&config.root)?;
         let available = available(&config, config.cap_bytes)?;
         let folder = root.folder(&config.fingerprint)?;
-        let engine = engine(&root.marker()).map_err(at("start the I/O threads of", &config.root))?;
+        let engine = engine(&root.marker())?;
         let Some(scan) = scan(&config, &folder, available, engine.as_ref())? else {
             let value = available.to_string();
             return Err(DiskError::Config { field: "cap_bytes", value, remedy: "raise --disk-capacity" });

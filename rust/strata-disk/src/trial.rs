@@ -80,7 +80,7 @@ fn perform(shared: &Shared, lane: Lane, operation: Operation, mut block: Block) 
         let _stopped = sender.try_send(result.map(|moved| (moved, block)));
         None
     });
-    shared.engine.submit(Io { lane, operation, buffers, then });
+    shared.engine.submit(Io { lane, operation, buffers, started: None, then });
     loop {
         match answer.recv_timeout(GLANCE) {
             Ok(Ok((moved, block))) if moved == BLOCK as usize => return Ok(block),

@@ -5,7 +5,7 @@ mod common;
 use common::{config, HeapPages};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use strata_disk::{DirectIo, DiskStore, Fault, FaultyEngine, ThreadPoolEngine};
+use strata_disk::{probe_io_uring, start_engine, DirectIo, DiskStore, Fault, FaultyEngine};
 use strata_tier::conformance::{run_all, run_under_faults, FaultyHarness, MoverHarness};
 use strata_tier::{completion_queue, CompletionReceiver, Mover};
 use strata_types::{PageId, TransferKind};
@@ -29,10 +29,9 @@ fn harness(page_size: u32, page_bytes: u32, direct: DirectIo) -> Harness {
     let memory = HeapPages::new(16, page_bytes as usize);
     // Faults here are to be met, not to take the store out of service.
     config.max_failures = u32::MAX;
-    let (threads, made) = (config.threads, Mutex::new(None));
-    let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
-        let inner = Arc::new(ThreadPoolEngine::new(threads, direct, page_bytes, probe)?);
-        let engine = Arc::new(FaultyEngine::new(inner));
+    let (asked, made) = (config.clone(), Mutex::new(None));
+    let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |file| {
+        let engine = Arc::new(FaultyEngine::new(start_engine(&asked, file, probe_io_uring)?));
         *made.lock().unwrap() = Some(Arc::clone(&engine));
         Ok(engine)
     })

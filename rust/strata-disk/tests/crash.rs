@@ -17,7 +17,7 @@ use strata_types::{PageRecord, TransferError};
 const PAGE_BYTES: u32 = 8192;
 
 fn small(root: &Path) -> DiskConfig {
-    DiskConfig { threads: 1, ..config(root, 400_000, 4, PAGE_BYTES) }
+    DiskConfig { threads: 1, depth: 1, ..config(root, 400_000, 4, PAGE_BYTES) }
 }
 
 /// What a store did in its life.

@@ -22,7 +22,7 @@ fn faulty(config: DiskConfig) -> (Rig, Arc<FaultyEngine>) {
 }
 
 fn single(root: &std::path::Path) -> DiskConfig {
-    DiskConfig { threads: 1, ..config(root, 4 << 20, 16, 65_536) }
+    DiskConfig { threads: 1, depth: 1, ..config(root, 4 << 20, 16, 65_536) }
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl From<CopyError> for Failure {
 impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Failure {
         match error {
-            DiskError::Config { .. } => Failure::Config(error.to_string()),
+            DiskError::Config { .. } | DiskError::Engine { .. } => Failure::Config(error.to_string()),
             _ => Failure::Storage(error.to_string()),
         }
     }

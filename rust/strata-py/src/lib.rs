@@ -7,6 +7,7 @@ mod error;
 mod gate;
 mod keys;
 mod measure;
+mod measure_disk;
 mod memory;
 mod options;
 mod plan;
@@ -39,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<measure::CopyYardstick>()?;
     module.add_class::<memory::LayerHold>()?;
+    module.add_class::<measure_disk::DiskMeter>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Refusal>()?;
     module.add_class::<runtime::Runtime>()

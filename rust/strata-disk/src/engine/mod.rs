@@ -1,17 +1,26 @@
 //! What executes I/O for the store. An engine is handed chains: an `Io` whose `then` looks at the result and returns
 //! the next `Io`, or none. One contract for a thread pool, a ring and the fakes:
 //! - `submit` never blocks and never fails; the store bounds what is outstanding;
-//! - each `Io` is executed once and its `then` called once, on a thread of the engine's, after the kernel has let go
-//!   of its buffers; reads go before writes, but writes do not starve;
+//! - each `Io` is executed once and its `then` called once, on a thread of the engine's that may block, after the
+//!   kernel has let go of its buffers; reads go before writes, but writes do not starve;
+//! - `Io::start` is called when the kernel is handed the I/O, so that waiting in a queue is not taken for a slow disk;
 //! - a result shorter than the buffers means that the file ends there, or that the system took no more.
 
+mod choice;
 mod faulty;
+mod files;
 mod recording;
+mod ring;
 mod threads;
+mod throttled;
+mod workers;
 
+pub use choice::{start_engine, RingProbe};
 pub use faulty::{Fault, FaultyEngine};
 pub use recording::{Fate, LoggedWrite, RecordingEngine, Replay};
+pub use ring::{probe_io_uring, IoUringEngine, RingGauges};
 pub use threads::ThreadPoolEngine;
+pub use throttled::ThrottledEngine;
 
 use crate::usage::{HEADERS, PAYLOADS};
 use std::fs::File;
@@ -132,6 +141,9 @@ impl Buffer {
 /// Looks at the number of bytes that were moved and says what comes next.
 pub type Then = Box<dyn FnOnce(io::Result<usize>) -> Option<Io> + Send>;
 
+/// Is told that the kernel has an I/O now.
+pub type Started = Box<dyn FnOnce() + Send>;
+
 /// One I/O of a chain.
 pub struct Io {
     /// The queue it waits in.
@@ -140,6 +152,8 @@ pub struct Io {
     pub operation: Operation,
     /// With which memory, in order.
     pub buffers: Vec<Buffer>,
+    /// Whom to tell when it starts.
+    pub started: Option<Started>,
     /// What comes after.
     pub then: Then,
 }
@@ -147,7 +161,15 @@ pub struct Io {
 impl Io {
     /// Brings `then` onto a thread of the engine's.
     pub fn hop(lane: Lane, then: impl FnOnce() -> Option<Io> + Send + 'static) -> Io {
-        Io { lane, operation: Operation::Hop, buffers: Vec::new(), then: Box::new(move |_| then()) }
+        let then = Box::new(move |_| then());
+        Io { lane, operation: Operation::Hop, buffers: Vec::new(), started: None, then }
+    }
+
+    /// The kernel is handed it now.
+    pub fn start(&mut self) {
+        if let Some(started) = self.started.take() {
+            started();
+        }
     }
 
     /// Bytes of all buffers.

@@ -6,7 +6,10 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use strata_disk::{DiskConfig, DiskError, DiskStore, IoEngine, PageMemory, Recovered, Recovery};
+use strata_disk::{
+    probe_io_uring, start_engine, DiskConfig, DiskEngine, DiskError, DiskStore, IoEngine, PageMemory,
+    Recovered, Recovery,
+};
 use strata_tier::{completion_queue, CompletionReceiver, Mover, SubmitError};
 use strata_types::{
     Fingerprint, GroupId, Namespace, PageId, PageMove, PageRecord, TransferCompletion, TransferDescriptor,
@@ -91,8 +94,18 @@ pub fn wait_for(condition: impl Fn() -> bool) {
 
 pub const HOST_PAGES: u32 = 64;
 
+/// What executes I/O: `tests/ring.rs` runs all suites over a ring, where the machine has one; else threads do.
+pub fn engine() -> DiskEngine {
+    if env!("CARGO_CRATE_NAME") == "ring" {
+        DiskEngine::Auto
+    } else {
+        DiskEngine::Threads
+    }
+}
+
 pub fn config(root: &Path, cap_bytes: u64, page_size: u32, page_bytes: u32) -> DiskConfig {
-    DiskConfig::new(root, cap_bytes, Fingerprint([1; 32]), page_size, page_bytes)
+    let config = DiskConfig::new(root, cap_bytes, Fingerprint([1; 32]), page_size, page_bytes);
+    DiskConfig { engine: engine(), ..config }
 }
 
 pub type EngineOf<'a> = &'a dyn Fn(Arc<dyn IoEngine>) -> Arc<dyn IoEngine>;
@@ -114,10 +127,9 @@ impl Rig {
     pub fn serving(config: DiskConfig, wrap: EngineOf<'_>) -> Result<Rig, DiskError> {
         let (sender, completions) = completion_queue(1024);
         let memory = HeapPages::new(HOST_PAGES, config.page_bytes as usize);
-        let (threads, direct, page_bytes) = (config.threads, config.direct, config.page_bytes);
-        let page_size = config.page_size;
-        let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |probe| {
-            Ok(wrap(Arc::new(strata_disk::ThreadPoolEngine::new(threads, direct, page_bytes, probe)?)))
+        let (asked, page_size) = (config.clone(), config.page_size);
+        let (store, recovery) = DiskStore::open_with(config, memory.clone(), sender, |file| {
+            Ok(wrap(start_engine(&asked, file, probe_io_uring)?))
         })?;
         let (recovered, recovery) = (Recovered::default(), Some(recovery));
         Ok(Rig { store, memory, completions, recovered, recovery, page_size, next: 0 })
