@@ -174,16 +174,16 @@ mod x86 {
         let mut done = 0;
         while done < bytes {
             let coming = done + ahead;
-            for lane in 0..LANES {
+            for ((from, to), next) in lanes.from.into_iter().zip(lanes.to).zip(next) {
                 let soon = if coming < bytes {
-                    lanes.from[lane].wrapping_add(coming)
+                    from.wrapping_add(coming)
                 } else {
-                    next[lane].wrapping_add(coming - bytes)
+                    next.wrapping_add(coming - bytes)
                 };
                 super::prefetch(soon, BLOCK);
                 // SAFETY: `done + BLOCK <= bytes`, and the stores are aligned, by the caller's promise.
                 unsafe {
-                    let (source, target) = (lanes.from[lane].add(done), lanes.to[lane].add(done));
+                    let (source, target) = (from.add(done), to.add(done));
                     let lines = [0, 32, 64, 96].map(|at| _mm256_loadu_si256(source.add(at).cast()));
                     for (index, line) in lines.into_iter().enumerate() {
                         _mm256_stream_si256(target.add(32 * index).cast(), line);
