@@ -1,10 +1,9 @@
 //! The two ends of the edge. Both layouts are proved to fit their memory when the edge is made, and a transfer's
 //! page ids are checked before its first byte moves; after that every address is inside its region.
 
-use crate::kernel::{copy_piece, Stores};
+use crate::kernel::{copy_pieces, Stores};
 use crate::{CopyError, Region};
 use std::ops::Range;
-use std::ptr;
 use strata_types::{KvLayout, KvShape, PageId, PageMove, TransferDescriptor, TransferError, TransferKind};
 
 /// Memory and where the pieces lie in it.
@@ -149,35 +148,29 @@ impl Edge {
                 layers.flat_map(move |layer| (0..parts).map(move |part| (layer, part, page_move)))
             };
             // SAFETY: the caller's promise.
-            unsafe { self.copy_pieces(source, destination, moves.iter().copied().flat_map(of_page)) };
+            unsafe { self.copy_each(source, destination, moves.iter().copied().flat_map(of_page)) };
         } else {
             let of_layer = |layer| {
                 (0..parts).flat_map(move |part| moves.iter().map(move |page_move| (layer, part, *page_move)))
             };
             // SAFETY: the caller's promise.
-            unsafe { self.copy_pieces(source, destination, layers.flat_map(of_layer)) };
+            unsafe { self.copy_each(source, destination, layers.flat_map(of_layer)) };
         }
     }
 
     /// # Safety
     /// As `copy_step`, for every piece.
-    unsafe fn copy_pieces(
+    unsafe fn copy_each(
         &self,
         source: &End,
         destination: &End,
         pieces: impl Iterator<Item = (u32, u32, PageMove)>,
     ) {
-        let bytes = self.shape.piece_bytes();
-        let mut addresses = pieces
-            .map(|(layer, part, PageMove { from, to })| {
-                // SAFETY: the pages were checked, layer and part are the shape's.
-                unsafe { (source.piece(layer, part, from), destination.piece(layer, part, to)) }
-            })
-            .peekable();
-        while let Some((from, to)) = addresses.next() {
-            let next = addresses.peek().map_or(ptr::null(), |(next, _)| next.cast_const());
-            // SAFETY: as above; the regions do not overlap.
-            unsafe { copy_piece(to, from, bytes, self.stores, next) };
-        }
+        let addresses = pieces.map(|(layer, part, PageMove { from, to })| {
+            // SAFETY: the pages were checked, layer and part are the shape's.
+            unsafe { (source.piece(layer, part, from).cast_const(), destination.piece(layer, part, to)) }
+        });
+        // SAFETY: as above; the regions do not overlap, and nobody else uses these pages.
+        unsafe { copy_pieces(addresses, self.shape.piece_bytes(), self.stores) };
     }
 }

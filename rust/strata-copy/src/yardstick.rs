@@ -2,7 +2,7 @@
 //! `CopyEngine` and once as one span by the same number of threads. Both sides move the same bytes between the same
 //! memories, warm and far larger than any cache.
 
-use crate::kernel::{copy_piece, publish};
+use crate::kernel::{copy_pieces, publish};
 use crate::{Arena, CopyConfig, CopyEngine, CopyError, NoThrottle, Region, Stores};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
@@ -37,6 +37,9 @@ pub struct YardstickConfig {
     /// Pages lie in the device in another order than in the host, as in a pool that has been in use for long.
     pub scattered: bool,
 }
+
+/// Spans are copied in units of this as far as possible.
+const SPAN_UNIT: usize = 4096;
 
 /// One piece size and number of threads: two memories and the engine between them.
 pub struct Yardstick {
@@ -145,8 +148,17 @@ impl Yardstick {
 /// Copies as many bytes as the shorter span has, in one call: what a transfer of those bytes is measured against.
 pub fn memcpy_baseline(to: &mut [u8], from: &[u8], stores: Stores) {
     let bytes = to.len().min(from.len());
-    // SAFETY: a mutable and a shared slice never overlap, and both have `bytes` bytes.
-    unsafe { copy_piece(to.as_mut_ptr(), from.as_ptr(), bytes, stores, std::ptr::null()) };
+    if stores == Stores::Cached {
+        to[..bytes].copy_from_slice(&from[..bytes]);
+        return;
+    }
+    // Whole lanes and the rest, so that a span is copied as well as pieces are.
+    let body = bytes / SPAN_UNIT * SPAN_UNIT;
+    let (head, tail) = to[..bytes].split_at_mut(body);
+    for (to, from) in [(head, &from[..body]), (tail, &from[body..bytes])] {
+        // SAFETY: a mutable and a shared slice never overlap, and both have as many bytes.
+        unsafe { copy_pieces(std::iter::once((from.as_ptr(), to.as_mut_ptr())), to.len(), stores) };
+    }
     publish();
 }
 

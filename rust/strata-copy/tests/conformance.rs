@@ -17,8 +17,10 @@ struct Harness {
 }
 
 impl Harness {
-    fn new(shape: KvShape, threads: usize) -> Harness {
-        let bench = Bench::plain(shape, threads);
+    fn new(shape: KvShape, threads: usize, backup_niceness: u8) -> Harness {
+        let device = KvLayout::layer_first(shape, 16).unwrap();
+        let host = KvLayout::page_first(shape, 19, 4096).unwrap();
+        let bench = Bench::with_niceness(device, host, threads, backup_niceness, Arc::new(NoThrottle));
         let guards = Harness::read_guards(&bench);
         Harness { bench, guards }
     }
@@ -83,8 +85,8 @@ fn the_engine_passes_the_suite_of_movers() {
         shape(2, 1, 1, 260 * 1024),   // pieces larger than a step
     ];
     for shape in shapes {
-        for threads in [1, 2, 3] {
-            run_all(|| Harness::new(shape, threads));
+        for (threads, backup_niceness) in [(1, 0), (2, 0), (3, 0), (2, 10)] {
+            run_all(|| Harness::new(shape, threads, backup_niceness));
         }
     }
 }

@@ -234,6 +234,43 @@ fn dropping_an_engine_that_nobody_listens_to_ends() {
     }
 }
 
+/// Niceness of every copy thread of this process that has `name`.
+#[cfg(target_os = "linux")]
+fn niceness_of(name: &str) -> Vec<i32> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // Threads of other tests come and go meanwhile.
+    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).ok());
+    let named: Vec<String> = stats.filter(|stat| stat.contains(&format!("({name})"))).collect();
+    // Field 19 of all, the 17th after the name.
+    let field =
+        |stat: &String| stat.rsplit(')').next().unwrap().split_whitespace().nth(16).map(str::to_owned);
+    named.iter().map(|stat| field(stat).unwrap().parse().unwrap()).collect()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn polite_backups_run_on_threads_of_their_own_that_loads_never_need() {
+    let config = CopyConfig { threads: 13, backup_niceness: 7, ..two_regions(shape(2, 2, 4, 64)) };
+    let (sender, receiver) = completion_queue(4);
+    let hold = hold(TransferKind::Backup, 0);
+    let engine = CopyEngine::new(CopyConfig { throttle: hold.clone(), ..config }, sender).unwrap();
+    engine.submit(transfer(1, TransferKind::Backup, &[(0, 1)], 2)).unwrap();
+    assert!(hold.wait_until_held(PATIENCE));
+    engine.submit(transfer(2, TransferKind::Load, &[(2, 3)], 2)).unwrap();
+    assert_eq!(receiver.recv_timeout(PATIENCE).unwrap().id, TransferId(2), "a load waited for a backup");
+    hold.release();
+    assert_eq!(receiver.recv_timeout(PATIENCE).unwrap().id, TransferId(1));
+    // No other test has as many threads, so these two are this engine's; each has long begun or begins now.
+    let deadline = Instant::now() + PATIENCE;
+    while niceness_of("strata-copy-12").iter().filter(|nice| **nice == 7).count() < 1 {
+        assert!(Instant::now() < deadline, "{:?}", niceness_of("strata-copy-12"));
+        std::thread::sleep(A_WHILE);
+    }
+    let mut all = niceness_of("strata-copy-12");
+    all.sort_unstable();
+    assert_eq!((all.len(), all[1], all[0] < 7), (2, 7, true));
+}
+
 #[test]
 fn a_configuration_that_cannot_work_is_refused_with_the_reason() {
     let shape_a = shape(2, 2, 4, 64);

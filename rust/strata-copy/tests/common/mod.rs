@@ -83,6 +83,16 @@ impl Bench {
         threads: usize,
         throttle: Arc<dyn Throttle>,
     ) -> Bench {
+        Bench::with_niceness(device, host, threads, 0, throttle)
+    }
+
+    pub fn with_niceness(
+        device: KvLayout,
+        host: KvLayout,
+        threads: usize,
+        backup_niceness: u8,
+        throttle: Arc<dyn Throttle>,
+    ) -> Bench {
         let (device, host) = (Memory::new(device, 1), Memory::new(host, 2));
         let (sender, completions) = completion_queue(256);
         let config = CopyConfig {
@@ -91,7 +101,7 @@ impl Bench {
             host: host.region.clone(),
             host_layout: host.layout,
             threads,
-            backup_niceness: 0,
+            backup_niceness,
             queue_capacity: 16,
             throttle,
         };
