@@ -139,7 +139,32 @@ class CacheOptions:
     )
     copy_threads: int = field(
         default=0,
-        metadata=count("threads that copy between host and device; 0: chosen from the cores", 0, 64),
+        metadata=count("threads that copy between host and device; 0: chosen from the cores", 0, 16),
+    )
+    load_policy: str = field(
+        default="quicker",
+        metadata=choice(
+            "load what the host holds only while that is predicted to be quicker than computing, or always",
+            "quicker",
+            "always",
+        ),
+    )
+    backup_niceness: int = field(
+        default=0,
+        metadata=count(
+            "copies to the host yield to computing threads by this niceness; 0: they share the load threads",
+            0,
+            19,
+        ),
+    )
+    disk_engine: str = field(
+        default="auto",
+        metadata=choice("what executes the disk's I/O", "auto", "io_uring", "threads"),
+    )
+    disk_depth: int = field(default=32, metadata=count("most disk I/Os that are in flight at once", 1, 1024))
+    disk_bandwidth: int = field(
+        default=0,
+        metadata=size("emulate a slow disk: bytes a second each way; 0: as fast as it goes"),
     )
     disk_threads: int = field(default=4, metadata=count("threads that read and write the disk tier", 1, 64))
     copy_bandwidth: int = field(

@@ -77,5 +77,10 @@ def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes)
         "disk_bytes_per_day": cache.disk_bytes_per_day,
         "copy_threads": sizes.copy_threads,
         "disk_threads": cache.disk_threads,
+        "disk_engine": cache.disk_engine,
+        "disk_depth": cache.disk_depth,
+        "disk_bandwidth": cache.disk_bandwidth,
+        "load_policy": cache.load_policy,
+        "backup_niceness": cache.backup_niceness,
         "copy_bandwidth": cache.copy_bandwidth,
     }

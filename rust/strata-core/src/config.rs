@@ -23,4 +23,6 @@ pub struct CoreConfig {
     pub prefetch_share: f64,
     /// What is known of the hardware before anything is measured.
     pub costs: CostPrior,
+    /// Load what the host holds even where computing it is predicted to be quicker.
+    pub always_loads: bool,
 }

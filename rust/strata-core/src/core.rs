@@ -26,6 +26,7 @@ pub struct Core {
     pub(crate) prefetch_policy: Box<dyn PrefetchPolicy>,
     pub(crate) prefetch_share: f64,
     pub(crate) costs: Costs,
+    pub(crate) always_loads: bool,
     pub(crate) now: Time,
     pub(crate) requests: HashMap<RequestId, Request>,
     /// Waiting requests, in the order in which they go.
@@ -57,6 +58,7 @@ impl Core {
             prefetch_policy: config.prefetch_policy,
             prefetch_share: config.prefetch_share.clamp(0.0, 1.0),
             costs: Costs::new(config.costs, config.limits.batch_tokens),
+            always_loads: config.always_loads,
             now: Time::default(),
             requests: HashMap::new(),
             queue: VecDeque::new(),

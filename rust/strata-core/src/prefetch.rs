@@ -336,7 +336,7 @@ impl Core {
         let context = u64::from(pages.start) * self.page_size() as u64;
         let load = self.costs.load(bytes);
         let compute = self.costs.compute(self.tokens_of(&pages), context);
-        !matches!((load, compute), (Some(load), Some(compute)) if load >= compute)
+        self.always_loads || !matches!((load, compute), (Some(load), Some(compute)) if load >= compute)
     }
 }
 

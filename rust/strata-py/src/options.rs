@@ -10,6 +10,7 @@ use std::time::Duration;
 use strata_control::{Back, Selective, Through, WritePolicy};
 use strata_copy::{BandwidthLimit, NoThrottle, Throttle};
 use strata_core::{Adaptive, BestEffort, PrefetchPolicy, Timeout, WaitForAll};
+use strata_disk::{DiskConfig, DiskEngine};
 use strata_sched::cost::{CostPrior, LinkCost};
 use strata_types::{Fingerprint, TransferKind};
 
@@ -42,6 +43,11 @@ pub struct Options {
     pub disk_bytes_per_day: u64,
     pub copy_threads: usize,
     pub disk_threads: usize,
+    pub disk_engine: String,
+    pub disk_depth: usize,
+    pub disk_bandwidth: u64,
+    pub load_policy: String,
+    pub backup_niceness: u8,
     pub copy_bandwidth: u64,
 }
 
@@ -93,14 +99,46 @@ impl Options {
         }
     }
 
-    /// What is known of the hardware beforehand: the speed of an emulated link.
-    pub fn costs(&self) -> CostPrior {
-        let prior = CostPrior::default();
-        if self.copy_bandwidth == 0 {
-            return prior;
+    /// Whether what the host holds is loaded even where computing would be quicker.
+    pub fn always_loads(&self) -> Outcome<bool> {
+        match self.load_policy.as_str() {
+            "quicker" => Ok(false),
+            "always" => Ok(true),
+            other => {
+                Err(Failure::Config(format!("--load-policy {other:?} is unknown: choose quicker or always")))
+            }
         }
-        let link = LinkCost { latency: 0.0, per_byte: 1.0 / self.copy_bandwidth as f64 };
-        prior.with_link(TransferKind::Load, link).with_link(TransferKind::Backup, link)
+    }
+
+    /// What executes the disk's I/O, how deep, and how fast an emulated disk is.
+    pub fn apply_to_disk(&self, config: &mut DiskConfig) -> Outcome<()> {
+        config.threads = self.disk_threads;
+        config.depth = self.disk_depth;
+        config.engine = match self.disk_engine.as_str() {
+            "auto" => DiskEngine::Auto,
+            "io_uring" => DiskEngine::IoUring,
+            "threads" => DiskEngine::Threads,
+            other => {
+                let choices = "choose auto, io_uring or threads";
+                return Err(Failure::Config(format!("--disk-engine {other:?} is unknown: {choices}")));
+            }
+        };
+        config.read_bandwidth = NonZeroU64::new(self.disk_bandwidth);
+        config.write_bandwidth = NonZeroU64::new(self.disk_bandwidth);
+        Ok(())
+    }
+
+    /// What is known of the hardware beforehand: the speed of emulated links.
+    pub fn costs(&self) -> CostPrior {
+        let links = [
+            (self.copy_bandwidth, [TransferKind::Load, TransferKind::Backup]),
+            (self.disk_bandwidth, [TransferKind::Prefetch, TransferKind::Spill]),
+        ];
+        let emulated = links.into_iter().filter(|(bandwidth, _)| *bandwidth > 0);
+        emulated.fold(CostPrior::default(), |prior, (bandwidth, [up, down])| {
+            let link = LinkCost { latency: 0.0, per_byte: 1.0 / bandwidth as f64 };
+            prior.with_link(up, link).with_link(down, link)
+        })
     }
 
     /// What slows copies down: a test's hold, an emulated link, or nothing.

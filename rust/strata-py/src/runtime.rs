@@ -80,7 +80,7 @@ fn disk_config_at(options: &Options, shape: KvShape, root: PathBuf, capacity: u6
         Failure::Config(format!("a page of {bytes} bytes is too large for a record: lower --page-size"))
     })?;
     let mut config = DiskConfig::new(root, capacity, options.fingerprint(), options.page_size, page_bytes);
-    config.threads = options.disk_threads;
+    options.apply_to_disk(&mut config)?;
     Ok(config)
 }
 
@@ -113,7 +113,7 @@ impl Runtime {
                 host: region.clone(),
                 host_layout,
                 threads: options.copy_threads,
-                backup_niceness: 0,
+                backup_niceness: options.backup_niceness,
                 queue_capacity: 1024,
                 throttle,
             },
@@ -143,6 +143,7 @@ impl Runtime {
             prefetch_policy: options.prefetch_policy()?,
             prefetch_share: options.prefetch_share,
             costs: options.costs(),
+            always_loads: options.always_loads()?,
         })?;
         if let Some(warming) = warming {
             // Done before the first request: it would take a core from it. A panic there costs only warmth.

@@ -155,6 +155,7 @@ impl Machine {
             prefetch_policy: setup.prefetch.policy(),
             prefetch_share: 0.6,
             costs: CostPrior::default(),
+            always_loads: false,
         })
         .unwrap();
         let memory = setup.pages.map(|_| vec![vec![0; setup.page_size]; MOST_PAGES as usize]);
