@@ -102,7 +102,7 @@ class TestRefusals:
             (("--page-size", "abc"), ["--page-size 'abc'", "from flag --page-size", "a whole number"]),
             (("--host-memory", "8 gallons"), ["--host-memory '8 gallons'", "such as 8GiB"]),
             (("--device-memory", "0"), ["--device-memory 0", "no device tier", "25%"]),
-            (("--write-policy", "back"), ["--write-policy 'back'", "one of through, selective"]),
+            (("--write-policy", "never"), ["--write-policy 'never'", "one of through, selective, back"]),
             (("--prefetch-timeout-s", "nan"), ["--prefetch-timeout-s nan", "seconds from 0 to 3600"]),
             (("--port", "65536"), ["--port 65536", "from 0 to 65535"]),
             (("--insecure=perhaps",), ["--insecure 'perhaps'", "true or false"]),

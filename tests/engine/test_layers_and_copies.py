@@ -170,6 +170,7 @@ def test_loads_that_fail_amid_others(
     engine = make_engine(
         sizes=Sizes(4, int(load.longest * 2.5) // 4, 400, 4 << 20),
         copy_bandwidth=4_000_000,
+        load_policy="always",
         outstanding_plans=outstanding_plans,
     )
     outcome = run_clients(engine, served.model, load)

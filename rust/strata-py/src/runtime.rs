@@ -104,7 +104,10 @@ impl Runtime {
         let arena = Arc::new(Arena::with_capacity(used, most)?);
         let region = Region::from_arena(Arc::clone(&arena));
         let (sender, receiver) = completion_queue(COMPLETIONS);
-        let warming = start_warming([(device.clone(), device_layout), (region.clone(), host_layout)]);
+        let warming = start_warming([
+            (device.clone(), device_layout, options.device_pages),
+            (region.clone(), host_layout, arena_pages),
+        ]);
         let device_pool = device.clone();
         let copies = Arc::new(CopyEngine::new(
             CopyConfig {
@@ -169,11 +172,11 @@ impl Runtime {
 
 /// Maps the pages that will be used first, beside the scan of the disk. None if there is no thread to be had: then the
 /// first copies map their own pages.
-fn start_warming(pools: [(Region, KvLayout); 2]) -> Option<std::thread::JoinHandle<()>> {
+fn start_warming(pools: [(Region, KvLayout, u32); 2]) -> Option<std::thread::JoinHandle<()>> {
     let work = move || {
-        for (region, layout) in pools {
+        for (region, layout, in_use) in pools {
             let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
-            warm(&region, &layout, 0..u32::try_from(pages).unwrap_or(u32::MAX), || true);
+            warm(&region, &layout, 0..u32::try_from(pages).unwrap_or(u32::MAX).min(in_use), || true);
         }
     };
     std::thread::Builder::new().name("strata-warm".into()).spawn(work).ok()
