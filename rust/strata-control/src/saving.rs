@@ -1,8 +1,10 @@
 //! Write-back: an eviction whose victims the tier below lacks waits until they are copied there. The wait is bounded:
 //! where nothing can be copied, a copy fails, or patience ends, the victims are lost and counted, and the eviction
-//! goes on.
+//! goes on. After patience has ended once nobody waits for a while, unless a copy comes through: a tier that hangs
+//! costs one wait now and then, not one for each eviction.
 
 use crate::controller::CacheController;
+use crate::transfer::{Leg, Transfer};
 use crate::ControlError;
 use std::collections::HashSet;
 use strata_types::{Namespace, TierId, Time, Token, TransferKind};
@@ -14,7 +16,12 @@ pub(crate) struct Saving {
     waiting: Option<(Time, Time)>,
     /// A copy failed: the next eviction does not wait for another.
     failed: bool,
+    /// Patience has ended: until then no eviction waits again.
+    resumes: Time,
 }
+
+/// For so many times as long as patience nobody waits after it has ended.
+const PAUSE: u32 = 16;
 
 impl CacheController {
     /// Whether room in a tier may come from copies that are under way: an eviction that waits need not give up yet.
@@ -30,16 +37,25 @@ impl CacheController {
         self.downward(tier).is_some() && self.write_policy(tier).saves_victims()
     }
 
-    /// When an eviction that waits has to be tried again at the latest.
+    /// When an eviction that waits or a tier that shrinks has to be tried again at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
         let ends = |(since, _): (Time, Time)| since + self.config.save_patience;
-        self.saving.iter().filter_map(|saving| saving.waiting).map(ends).filter(|end| *end > self.now).min()
+        let waits = self.saving.iter().filter_map(|saving| saving.waiting).map(ends);
+        waits.filter(|end| *end > self.now).chain(self.next_shrink()).min()
     }
 
-    /// Notes that a copy out of a tier failed.
-    pub(crate) fn save_failed(&mut self, kind: TransferKind) {
-        if let Some(saving) = self.saving.get_mut(kind.source().index()) {
-            saving.failed = true;
+    /// Notes how a copy out of a tier ended. Half the way through staging proves nothing yet.
+    pub(crate) fn saved(&mut self, transfer: &Transfer) {
+        let tier = match (transfer.kind, &transfer.leg) {
+            (TransferKind::Backup, _) | (TransferKind::Spill, Leg::Second) => TierId::DEVICE,
+            (TransferKind::Spill, _) => TierId::HOST,
+            _ => return,
+        };
+        let saving = &mut self.saving[tier.index()];
+        match (&transfer.error, &transfer.leg) {
+            (Some(_), _) => saving.failed = true,
+            (None, Leg::First(_)) => {}
+            (None, _) => saving.resumes = Time::default(),
         }
     }
 
@@ -51,10 +67,10 @@ impl CacheController {
             return Ok(false);
         }
         let group = self.config.group;
-        let lost = self.tree.missing_victims(group, tier, below, wanted)?;
         let (now, patience) = (self.now, self.config.save_patience);
+        let nothing_lost = self.tree.missing_victims(group, tier, below, wanted)?.is_empty();
         let saving = &mut self.saving[tier.index()];
-        if lost.is_empty() {
+        if nothing_lost {
             saving.waiting = None;
             return Ok(false);
         }
@@ -62,14 +78,19 @@ impl CacheController {
         let since =
             saving.waiting.filter(|(_, asked)| now.since(*asked) < patience).map_or(now, |wait| wait.0);
         saving.waiting = Some((since, now));
-        let given_up = std::mem::take(&mut saving.failed) || now.since(since) >= patience;
-        if given_up || !self.start_saving(tier, below, kind, wanted)? {
-            self.saving[tier.index()].waiting = None;
-            self.stats.unsaved_pages[tier.index()] +=
-                lost.iter().map(|run| run.slots.len() as u64).sum::<u64>();
-            return Ok(false);
+        if now.since(since) >= patience {
+            saving.resumes = now + patience * PAUSE;
         }
-        Ok(true)
+        let given_up = std::mem::take(&mut saving.failed) || now < saving.resumes;
+        let waits = !given_up && self.start_saving(tier, below, kind, wanted)?;
+        // What is on its way down is in use: what comes next in the order may be below already.
+        let lost = self.tree.missing_victims(group, tier, below, wanted)?;
+        if waits && (!lost.is_empty() || self.tree.evictable_pages(group, tier) < wanted) {
+            return Ok(true);
+        }
+        self.saving[tier.index()].waiting = None;
+        self.stats.unsaved_pages[tier.index()] += lost.iter().map(|run| run.slots.len() as u64).sum::<u64>();
+        Ok(false)
     }
 
     fn start_saving(
@@ -79,8 +100,10 @@ impl CacheController {
         kind: TransferKind,
         wanted: usize,
     ) -> Result<bool, ControlError> {
-        // More than is wanted now, so that not every page to come waits for a copy of its own.
-        let count = wanted.max(self.config.transfer_pages as usize);
+        // More than is wanted now, so that not every page to come waits for a copy of its own; but not more each time
+        // that somebody asks.
+        let count =
+            wanted.max(self.config.transfer_pages as usize).saturating_sub(self.pages_under_way(tier, kind));
         let mut started = HashSet::new();
         for run in self.tree.missing_victims(self.config.group, tier, below, count)? {
             let pages = self.not_moving(kind, run.start_page, &run.slots);
@@ -88,7 +111,7 @@ impl CacheController {
                 break;
             }
         }
-        Ok(!started.is_empty() || self.transfers.count(kind) > 0 || self.making_room(below))
+        Ok(!started.is_empty() || self.copies_under_way(tier) || self.making_room(below))
     }
 
     /// Copies the pages of a path down whatever the policy says: their request gives them up and comes back.

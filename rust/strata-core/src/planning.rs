@@ -14,6 +14,14 @@ const NEXT_FEW: usize = 4;
 impl Core {
     /// Forms plans until enough are outstanding or nothing can be done.
     pub(crate) fn form_plans(&mut self, now: Time) -> Result<(), CoreError> {
+        self.form_possible_plans(now)?;
+        while self.refuse_blocked()? {
+            self.form_possible_plans(now)?;
+        }
+        Ok(())
+    }
+
+    fn form_possible_plans(&mut self, now: Time) -> Result<(), CoreError> {
         while self.plans.len() < self.outstanding_plans {
             if self.short_of_pages {
                 if !self.plans.is_empty() {
@@ -22,6 +30,7 @@ impl Core {
                 self.short_of_pages = !self.make_room()?;
             }
             let rows = match self.decide(now)? {
+                Decision::Idle if self.make_way()? => continue,
                 Decision::Idle => return Ok(()),
                 Decision::Prefill { chunks, admissions } => {
                     let rows = self.prefill_rows(&chunks, &admissions)?;

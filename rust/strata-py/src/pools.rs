@@ -2,7 +2,7 @@
 //! and goes back to the system only once Core has nothing left in it.
 
 use crate::error::{Failure, Outcome};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use strata_copy::{give_back_pages, Arena, Region};
 use strata_core::DriverHandle;
@@ -16,6 +16,8 @@ pub struct Pools {
     pub host_layout: KvLayout,
     /// Pages of the arena that stay without a host tier.
     pub staging_pages: u32,
+    /// Held from Core's word that pages are gone until their memory is: nobody may ask Core to grow in between.
+    pub changing: Mutex<()>,
 }
 
 /// Bytes that a tier has now, and whether pages beyond it are still in use.
@@ -36,10 +38,11 @@ impl Pools {
                 "{bytes} bytes for the device tier hold {pages} pages of {page} bytes: nothing can be computed; give at least two pages"
             )));
         }
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let timed_out = handle.resize(TierId::DEVICE, pages, limit)?.timed_out;
         if !timed_out {
             // SAFETY: Core has no page beyond `pages` and gives none out until it is told to grow again, which only
-            // this method does; the pool is the private anonymous memory of a tensor.
+            // this method does, one call at a time; the pool is the private anonymous memory of a tensor.
             unsafe { give_back_pages(&self.device, &self.device_layout, pages..self.device_layout.pages)? };
         }
         Ok((u64::from(pages) * self.device_layout.shape.page_bytes() as u64, timed_out))
@@ -50,6 +53,7 @@ impl Pools {
         let stride = host_stride(&self.host_layout);
         let pages = pages_of(bytes, stride, self.host_layout.pages, "host")?;
         let length = u64::from(pages.max(self.staging_pages)) * stride;
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if length as usize > self.arena.len() {
             // SAFETY: growing touches no byte that anybody uses.
             unsafe { self.arena.resize(length as usize)? };
@@ -57,7 +61,7 @@ impl Pools {
         let timed_out = handle.resize(TierId::HOST, pages, limit)?.timed_out;
         if !timed_out {
             // SAFETY: Core has no page beyond `pages` and gives none out until it is told to grow again, which only
-            // this method does.
+            // this method does, one call at a time.
             unsafe { self.arena.resize(length as usize)? };
         }
         Ok((u64::from(pages) * stride, timed_out))

@@ -162,7 +162,14 @@ impl Runtime {
             driver: Mutex::new(Some(driver)),
             copies,
             disk,
-            pools: Pools { device: device_pool, device_layout, arena, host_layout, staging_pages },
+            pools: Pools {
+                device: device_pool,
+                device_layout,
+                arena,
+                host_layout,
+                staging_pages,
+                changing: Mutex::default(),
+            },
             options: options.clone(),
             shape,
             page_size: options.page_size as usize,
@@ -183,7 +190,8 @@ fn start_warming(pools: [(Region, KvLayout, u32); 2]) -> Option<std::thread::Joi
 }
 
 fn seconds(value: f64) -> Duration {
-    Duration::from_secs_f64(value.clamp(0.0, 86_400.0))
+    // The second bound is for what is not a number.
+    Duration::from_secs_f64(value.clamp(0.0, 86_400.0).max(0.0))
 }
 
 fn tiers(names: &[String]) -> Outcome<Vec<TierId>> {
