@@ -140,18 +140,23 @@ pub(crate) struct Prefetching {
 }
 
 impl Core {
-    /// Begins prefetches for those who may need one, the first in the queue first.
+    /// Begins prefetches for those who may need one, the first in the queue first. Together they stay within their
+    /// share; a request that is alone may fill the tier, or its prompt would be cut where nobody else gains by it.
     pub(crate) fn pump_prefetches(&mut self) -> Result<(), CoreError> {
         if self.to_prefetch.is_empty() {
             return Ok(());
         }
-        let mut room = self.prefetch_room();
+        let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
+        let capacity = self.control.tier_stats(lands).capacity;
+        let share = (f64::from(capacity) * self.prefetch_share) as u32;
+        let mut taken = self.pages_prefetched();
         for id in self.queue.clone() {
+            let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
             if room == 0 || self.to_prefetch.is_empty() {
                 break;
             }
             if self.to_prefetch.remove(&id) {
-                room = room.saturating_sub(self.begin_prefetch(id, room)?);
+                taken += self.begin_prefetch(id, room)?;
             }
             if self.control.is_staged() {
                 // Pages land on the device, where those who wait must not keep each other from being admitted.
@@ -163,17 +168,10 @@ impl Core {
         Ok(())
     }
 
-    /// Pages that prefetches may still bring: their share, less what those under way have.
-    fn prefetch_room(&self) -> u32 {
-        let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
-        let share = f64::from(self.control.tier_stats(lands).capacity) * self.prefetch_share;
-        let taken: u32 = self
-            .requests
-            .values()
-            .filter_map(|request| request.prefetch.as_ref())
-            .map(|prefetch| prefetch.pages.end - prefetch.pages.start)
-            .sum();
-        (share as u32).saturating_sub(taken)
+    /// Pages that prefetches have brought or are bringing for requests that wait.
+    fn pages_prefetched(&self) -> u32 {
+        let prefetches = self.requests.values().filter_map(|request| request.prefetch.as_ref());
+        prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
     /// Returns the pages that it will bring at most.
