@@ -274,7 +274,16 @@ impl Core {
         let Some(prefetch) = &request.prefetch else { return Ok(()) };
         let left = self.pages_left(request) as u32;
         let rest = prefetch.pages.end.saturating_sub(left).max(prefetch.pages.start)..prefetch.pages.end;
-        let view = self.prefetch_view(request, prefetch.since, rest, self.pages_ahead(id));
+        let mut view = self.prefetch_view(request, prefetch.since, rest, self.pages_ahead(id));
+        // What this very read has shown so far says more than what was measured before it.
+        let done =
+            prefetch.pages.end - prefetch.pages.start - left.min(prefetch.pages.end - prefetch.pages.start);
+        if done > 0 {
+            let load =
+                self.costs.load(u64::from(left) * self.control.config().page_bytes).unwrap_or_default();
+            let elapsed = self.now.since(prefetch.since);
+            view.read = Some(elapsed.mul_f64(f64::from(left) / f64::from(done)).saturating_add(load));
+        }
         match self.prefetch_policy.holds_until(&view) {
             None => self.cut_prefetch(id),
             until => {
