@@ -48,6 +48,32 @@ fn a_late_load_is_not_tried_again() {
     machine.core.check().unwrap();
 }
 
+/// A hit's age is the time since its pages were last accessed.
+#[test]
+fn ages_of_hits_are_counted() {
+    let setup = Setup {
+        page_size: 2,
+        pages: [40, 0, 0],
+        write: [Write::Through; 2],
+        prefetch: Prefetch::Adaptive,
+        staging: 0,
+        outstanding: 1,
+        batch_tokens: 64,
+        fault_percent: 0,
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 1);
+    for (id, pause) in [(1, 0), (2, 30), (3, 7000), (4, 0)] {
+        machine.now = machine.now + Duration::from_secs(pause);
+        machine.arrive(RequestId(id), (0..9).collect(), 2, "", 0);
+        machine.settle();
+        machine.drain();
+    }
+    let ages = machine.core.stats().control.hit_ages;
+    assert_eq!(ages.hits, [1, 0, 1, 0, 0, 1]);
+    assert_eq!(ages.total_ns / 1_000_000_000, 7030);
+}
+
 /// Two requests that do not fit together: the younger gives way and stays away until there is room to grow.
 #[test]
 fn a_preempted_request_does_not_take_its_pages_back_at_once() {
