@@ -62,17 +62,20 @@ impl PrefetchPolicy for BestEffort {
     }
 }
 
-/// Held until all is read.
-#[derive(Debug, Default)]
-pub struct WaitForAll;
+/// Held until all is read, for as long as the disk gives signs of life.
+#[derive(Debug)]
+pub struct WaitForAll {
+    /// The longest wait without any news.
+    pub patience: Duration,
+}
 
 impl PrefetchPolicy for WaitForAll {
     fn name(&self) -> &'static str {
         "wait"
     }
 
-    fn holds_until(&self, _view: &PrefetchView) -> Option<Time> {
-        Some(Time(u64::MAX))
+    fn holds_until(&self, view: &PrefetchView) -> Option<Time> {
+        Some(view.now + self.patience)
     }
 }
 
@@ -362,7 +365,7 @@ mod tests {
     fn the_simple_policies_hold_as_their_names_say() {
         let any = view(Some(SECOND), Some(SECOND));
         assert_eq!(BestEffort.holds_until(&any), None);
-        assert_eq!(WaitForAll.holds_until(&any), Some(Time(u64::MAX)));
+        assert_eq!(WaitForAll { patience: SECOND }.holds_until(&any), Some(any.now + SECOND));
         let timeout = Timeout { base: SECOND, per_thousand_tokens: SECOND / 2 };
         assert_eq!(timeout.holds_until(&any), Some(any.since + 2 * SECOND));
     }

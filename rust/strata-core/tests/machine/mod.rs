@@ -94,7 +94,7 @@ impl Prefetch {
         match self {
             Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
             Prefetch::BestEffort => Box::new(BestEffort),
-            Prefetch::Wait => Box::new(WaitForAll),
+            Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
             Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
         }
     }
