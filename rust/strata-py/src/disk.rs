@@ -141,9 +141,8 @@ impl DiskKeeper {
     pub fn describe(&self) -> (Option<String>, Option<String>) {
         match &*self.shared.state() {
             State::Off(reason) => (None, Some(reason.clone())),
-            State::Waiting { reason, next, .. } => {
-                let seconds = next.saturating_duration_since(Instant::now()).as_secs();
-                (None, Some(format!("{reason}; tried again in {seconds} s")))
+            State::Waiting { reason, wait, .. } => {
+                (None, Some(format!("{reason}; it is tried again every {} s", wait.as_secs())))
             }
             State::Attached(store) => (Some(store.describe()), problem(store)),
         }
