@@ -1,4 +1,4 @@
-"""Says in the log what the disk tier is, once, and again whenever that changes: taken by another process, failing, back."""
+"""Says in the log what the disk tier is, and says it again whenever that changes: taken by others, failing, back."""
 
 from __future__ import annotations
 
