@@ -7,7 +7,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from engine_harness import VOCABULARY, read, wrong_at
+from engine_harness import VOCABULARY, nonzero, read, wait_idle, wrong_at
 
 from strata.engine import Engine, GenerationRequest, SamplingParams
 from strata.errors import StrataError
@@ -119,3 +119,19 @@ def _client(
             if sum(answer.sources) != len(prompt):
                 outcome.wrong.append(f"sources {answer.sources} of {usage.prompt_tokens} prompt tokens")
         prompt = prompt + answer.tokens
+
+
+def device_pages(load: Load, page: int, share: float) -> int:
+    """Pages for `share` times the longest request."""
+    return int(load.longest * share) // page + 1
+
+
+def assert_clean(engine: Engine, outcome: Outcome) -> None:
+    """No wrong token, no error, no client left behind, no page held, the books in order."""
+    assert not outcome.stuck, f"{outcome.stuck}: {nonzero(engine)}"
+    assert not outcome.errors, outcome.errors[:3]
+    assert not outcome.wrong, f"{len(outcome.wrong)} wrong: {outcome.wrong[:3]}"
+    wait_idle(engine)
+    assert engine.health().ok
+    stats = engine.stats()
+    assert stats["unknown_completions"] == stats["completions_lost"] == 0

@@ -7,27 +7,11 @@ import threading
 from dataclasses import dataclass, field
 
 import pytest
-from engine_harness import MakeEngine, Sizes, nonzero, wait_idle
-from pressure import Load, Outcome, run_clients
+from engine_harness import MakeEngine, Sizes
+from pressure import Load, assert_clean, device_pages, run_clients
 
 from strata.engine import Engine, ServedModel
 from strata.errors import RequestError
-
-
-def device_pages(load: Load, page: int, share: float) -> int:
-    """Pages for `share` times the longest request."""
-    return int(load.longest * share) // page + 1
-
-
-def assert_clean(engine: Engine, outcome: Outcome) -> None:
-    """No wrong token, no error, no client left behind, no page held, the books in order."""
-    assert not outcome.stuck, f"{outcome.stuck}: {nonzero(engine)}"
-    assert not outcome.errors, outcome.errors[:3]
-    assert not outcome.wrong, f"{len(outcome.wrong)} wrong: {outcome.wrong[:3]}"
-    wait_idle(engine)
-    assert engine.health().ok
-    stats = engine.stats()
-    assert stats["unknown_completions"] == stats["completions_lost"] == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -40,6 +40,8 @@ struct Shared {
     recovered_pages: AtomicU32,
     damaged_records: AtomicU32,
     attempts: AtomicU64,
+    /// Held while the disk is opened, closed or resized: store and Core must change in step.
+    changing: Mutex<()>,
 }
 
 /// Keeps the disk tier.
@@ -70,6 +72,7 @@ impl DiskKeeper {
             recovered_pages: AtomicU32::new(0),
             damaged_records: AtomicU32::new(0),
             attempts: AtomicU64::new(0),
+            changing: Mutex::new(()),
         });
         match config {
             Ok(config) => {
@@ -96,6 +99,7 @@ impl DiskKeeper {
 
     /// Opens a root while the engine serves. Waits for no recovery.
     pub fn attach(&self, config: DiskConfig) -> Outcome<()> {
+        let _one_at_a_time = self.shared.one_at_a_time();
         if let State::Attached(store) = &*self.shared.state() {
             let described = store.describe();
             return Err(Failure::Config(format!(
@@ -107,6 +111,7 @@ impl DiskKeeper {
 
     /// Forgets the disk and closes it; what it holds stays there. False if something still used it after `limit`.
     pub fn detach(&self, limit: Duration) -> Outcome<bool> {
+        let _one_at_a_time = self.shared.one_at_a_time();
         let Some(store) = self.store() else {
             *self.shared.state() = State::Off("it was detached".into());
             return Ok(true);
@@ -121,6 +126,7 @@ impl DiskKeeper {
 
     /// Gives the disk tier another cap. The files shrink only once nothing uses what lies beyond.
     pub fn resize(&self, bytes: u64, limit: Duration) -> Outcome<Resized> {
+        let _one_at_a_time = self.shared.one_at_a_time();
         let Some(store) = self.store() else {
             return Err(Failure::Config("the disk tier is off: attach a disk first".into()));
         };
@@ -191,6 +197,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn store(&self) -> Option<Arc<DiskStore>> {
         match &*self.state() {
             State::Attached(store) => Some(Arc::clone(store)),
@@ -257,6 +267,7 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return,
             }
+            let _one_at_a_time = self.one_at_a_time();
             let due: Option<(DiskConfig, PathBuf)> = match &*self.state() {
                 State::Waiting { config, next, .. } if *next <= Instant::now() => {
                     Some(((**config).clone(), config.root.clone()))

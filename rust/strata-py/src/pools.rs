@@ -2,7 +2,7 @@
 //! and goes back to the system only once Core has nothing left in it.
 
 use crate::error::{Failure, Outcome};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use strata_copy::{give_back_pages, Arena, Region};
 use strata_core::DriverHandle;
@@ -16,12 +16,25 @@ pub struct Pools {
     pub host_layout: KvLayout,
     /// Pages of the arena that stay without a host tier.
     pub staging_pages: u32,
+    /// Held while a tier changes: Core and memory must change in step.
+    changing: Mutex<()>,
 }
 
 /// Bytes that a tier has now, and whether pages beyond it are still in use.
 pub type Resized = (u64, bool);
 
 impl Pools {
+    /// The pools as they are at the start.
+    pub fn new(
+        device: Region,
+        device_layout: KvLayout,
+        arena: Arc<Arena>,
+        host_layout: KvLayout,
+        staging_pages: u32,
+    ) -> Pools {
+        Pools { device, device_layout, arena, host_layout, staging_pages, changing: Mutex::new(()) }
+    }
+
     /// The device pool keeps its address and layout, so it can grow back to what it was started with and no further.
     pub fn resize_device(&self, handle: &DriverHandle, bytes: u64, limit: Duration) -> Outcome<Resized> {
         let pages = pages_of(
@@ -36,10 +49,11 @@ impl Pools {
                 "{bytes} bytes for the device tier hold {pages} pages of {page} bytes: nothing can be computed; give at least two pages"
             )));
         }
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let timed_out = handle.resize(TierId::DEVICE, pages, limit)?.timed_out;
         if !timed_out {
             // SAFETY: Core has no page beyond `pages` and gives none out until it is told to grow again, which only
-            // this method does; the pool is the private anonymous memory of a tensor.
+            // this method does, one call at a time; the pool is the private anonymous memory of a tensor.
             unsafe { give_back_pages(&self.device, &self.device_layout, pages..self.device_layout.pages)? };
         }
         Ok((u64::from(pages) * self.device_layout.shape.page_bytes() as u64, timed_out))
@@ -50,6 +64,7 @@ impl Pools {
         let stride = host_stride(&self.host_layout);
         let pages = pages_of(bytes, stride, self.host_layout.pages, "host")?;
         let length = u64::from(pages.max(self.staging_pages)) * stride;
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if length as usize > self.arena.len() {
             // SAFETY: growing touches no byte that anybody uses.
             unsafe { self.arena.resize(length as usize)? };
@@ -57,7 +72,7 @@ impl Pools {
         let timed_out = handle.resize(TierId::HOST, pages, limit)?.timed_out;
         if !timed_out {
             // SAFETY: Core has no page beyond `pages` and gives none out until it is told to grow again, which only
-            // this method does.
+            // this method does, one call at a time.
             unsafe { self.arena.resize(length as usize)? };
         }
         Ok((u64::from(pages) * stride, timed_out))

@@ -136,6 +136,7 @@ impl Machine {
             group: GroupId(0),
             layers: 2,
             page_bytes: 64,
+            record_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
             staging_pages: setup.staging,
