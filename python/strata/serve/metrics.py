@@ -17,7 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from strata.engine.api import TIERS, EngineProtocol, Usage
 
 _GAUGES = re.compile(
-    r"running|waiting|held|transfers_in_flight|page_bytes|prefill_tokens_per_s|disk_usage_bytes|disk_segments"
+    r"running|waiting|held|transfers_in_flight|page_bytes|prefill_tokens_per_s"
+    r"|disk_up|disk_usage_bytes|disk_segments"
     r"|\w+_(capacity|used|resident|pinned|quarantined)_pages"
 )
 """Names of `engine.stats()` that go up and down; all others only grow."""
