@@ -182,6 +182,7 @@ def tables_of(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     found: list[Table] = []
     rows: list[tuple[str, ...]]
+    columns: tuple[str, ...]
     for disk in result.get("slow_disk", []):
         rows = [
             (
