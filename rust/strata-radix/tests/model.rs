@@ -250,8 +250,7 @@ impl Pair {
                 let others = [(*tier + 1) % TIERS, (*tier + 2) % TIERS];
                 let others = &others[..1 + *pages % 2];
                 let below: Vec<TierId> = others.iter().map(|other| TierId(*other as u8)).collect();
-                let missing =
-                    self.tree.missing_victims(GROUP, TierId(*tier as u8), &below, *pages).unwrap();
+                let missing = self.tree.missing_victims(GROUP, TierId(*tier as u8), &below, *pages).unwrap();
                 let mut lacks = self.naive.copies_lacking(*tier, others[0]);
                 for other in &others[1..] {
                     let too = self.naive.copies_lacking(*tier, *other);
