@@ -78,6 +78,26 @@ impl Core {
         Ok(!others.is_empty() && self.admit(id)?)
     }
 
+    /// Nothing runs, and the policy finds room for nobody: without a host tier, what the next to go and those behind it
+    /// have prefetched lies on the device and is in the way. They let go, and begin again later. False if there was
+    /// nothing to let go of.
+    pub(crate) fn make_way(&mut self) -> Result<bool, CoreError> {
+        if !self.running.is_empty() || !self.plans.is_empty() || !self.control.is_staged() {
+            return Ok(false);
+        }
+        let free =
+            |id: &RequestId| self.requests.get(id).is_some_and(|request| request.held_until().is_none());
+        let Some(next) = self.queue.iter().position(free) else { return Ok(false) };
+        let prefetching =
+            |id: &&RequestId| self.requests.get(id).is_some_and(|request| request.prefetch.is_some());
+        let ended: Vec<RequestId> = self.queue.iter().skip(next).filter(prefetching).copied().collect();
+        for id in &ended {
+            self.end_prefetch(*id)?;
+            self.to_prefetch.insert(*id);
+        }
+        Ok(!ended.is_empty())
+    }
+
     /// The queue as the policy sees it.
     pub(crate) fn waiting(&self) -> Result<Vec<Waiting>, CoreError> {
         let mut view = Vec::new();

@@ -22,6 +22,7 @@ impl Core {
                 self.short_of_pages = !self.make_room()?;
             }
             let rows = match self.decide(now)? {
+                Decision::Idle if self.make_way()? => continue,
                 Decision::Idle => return Ok(()),
                 Decision::Prefill { chunks, admissions } => {
                     let rows = self.prefill_rows(&chunks, &admissions)?;

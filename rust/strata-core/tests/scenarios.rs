@@ -292,3 +292,41 @@ fn a_hung_disk_delays_no_request_past_its_bound() {
         }
     }
 }
+
+/// Without a host tier a prefetch lands on the device and stays pinned there until its request is admitted. Who comes
+/// before that request and needs the whole device must get it, or neither would ever run.
+#[test]
+fn what_a_waiting_request_has_on_the_device_keeps_nobody_out() {
+    let setup = Setup {
+        page_size: 1,
+        pages: [20, 0, 40],
+        staging: 6,
+        prefetch: Prefetch::Wait,
+        write: [Write::Through; 2],
+        outstanding: 1,
+        batch_tokens: 64,
+        fault_percent: 0,
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 5);
+    let prompt = |length: u32, step: u32| -> Vec<Token> {
+        (0..length).map(|index| index * step % VOCABULARY).collect()
+    };
+    machine.arrive(RequestId(1), prompt(12, 1), 1, "", 0);
+    machine.settle();
+    machine.drain();
+    let (reply, _answer) = crossbeam_channel::bounded(1);
+    machine.core.demote(machine.now + Duration::from_secs(1), vec![TierId::DEVICE], reply);
+    machine.settle();
+    machine.drain();
+    machine.arrive(RequestId(2), prompt(13, 1), 1, "", 0);
+    machine.settle();
+    assert_eq!(machine.core.stats().held, 1, "{:?}", machine.core.stats().tiers);
+    machine.arrive(RequestId(3), prompt(20, 3), 1, "", 1);
+    machine.settle();
+    machine.drain();
+    for (id, prompt) in [(2, prompt(13, 1)), (3, prompt(20, 3))] {
+        assert_eq!(machine.done.get(&RequestId(id)), Some(&oracle(&prompt, 1)), "request {id}");
+    }
+    machine.core.check().unwrap();
+}
