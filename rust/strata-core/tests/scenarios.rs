@@ -11,16 +11,7 @@ use strata_types::{RequestId, TierId, Token, TransferError, TransferKind};
 /// A link on which every load is late must not hold a request for ever: it is computed instead.
 #[test]
 fn a_late_load_is_not_tried_again() {
-    let setup = Setup {
-        page_size: 2,
-        pages: [40, 40, 0],
-        write: [Write::Through; 2],
-        prefetch: Prefetch::Adaptive,
-        staging: 0,
-        outstanding: 2,
-        batch_tokens: 64,
-        fault_percent: 0,
-    };
+    let setup = Setup::default();
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 7);
     let prompt: Vec<Token> = (0..21).map(|index| index % VOCABULARY).collect();
@@ -51,16 +42,7 @@ fn a_late_load_is_not_tried_again() {
 /// A hit's age is the time since its pages were last accessed.
 #[test]
 fn ages_of_hits_are_counted() {
-    let setup = Setup {
-        page_size: 2,
-        pages: [40, 0, 0],
-        write: [Write::Through; 2],
-        prefetch: Prefetch::Adaptive,
-        staging: 0,
-        outstanding: 1,
-        batch_tokens: 64,
-        fault_percent: 0,
-    };
+    let setup = Setup { pages: [40, 0, 0], outstanding: 1, ..Setup::default() };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 1);
     for (id, pause) in [(1, 0), (2, 30), (3, 7000), (4, 0)] {
@@ -77,16 +59,7 @@ fn ages_of_hits_are_counted() {
 /// Two requests that do not fit together: the younger gives way and stays away until there is room to grow.
 #[test]
 fn a_preempted_request_does_not_take_its_pages_back_at_once() {
-    let setup = Setup {
-        page_size: 16,
-        pages: [10, 0, 0],
-        write: [Write::Through; 2],
-        prefetch: Prefetch::Adaptive,
-        staging: 0,
-        outstanding: 2,
-        batch_tokens: 64,
-        fault_percent: 0,
-    };
+    let setup = Setup { page_size: 16, pages: [10, 0, 0], ..Setup::default() };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 3);
     for number in 1..=2u32 {
@@ -111,12 +84,9 @@ fn a_waiting_prefetch_does_not_keep_the_head_of_the_queue_out() {
     let setup = Setup {
         page_size: 1,
         pages: [20, 40, 40],
-        write: [Write::Through; 2],
         prefetch: Prefetch::Wait,
-        staging: 0,
         outstanding: 1,
-        batch_tokens: 64,
-        fault_percent: 0,
+        ..Setup::default()
     };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 5);
@@ -164,16 +134,8 @@ fn a_waiting_prefetch_does_not_keep_the_head_of_the_queue_out() {
 #[test]
 fn twelve_loads_pass_through_one_page_of_staging() {
     for prefetch in [Prefetch::Wait, Prefetch::Adaptive, Prefetch::BestEffort, Prefetch::Timeout] {
-        let setup = Setup {
-            page_size: 2,
-            pages: [30, 0, 100],
-            write: [Write::Back; 2],
-            prefetch,
-            staging: 1,
-            outstanding: 2,
-            batch_tokens: 64,
-            fault_percent: 0,
-        };
+        let setup =
+            Setup { pages: [30, 0, 100], write: [Write::Back; 2], prefetch, staging: 1, ..Setup::default() };
         PROMPTS.with(|prompts| prompts.borrow_mut().clear());
         let mut machine = Machine::new(setup, 9);
         let prompt = |number: u64| -> Vec<Token> {
@@ -231,16 +193,7 @@ fn a_hung_disk_delays_no_request_past_its_bound() {
     let bound = Duration::from_millis(30);
     for prefetch in [Prefetch::Adaptive, Prefetch::BestEffort, Prefetch::Timeout] {
         for pages in [[30, 30, 60], [30, 0, 60]] {
-            let setup = Setup {
-                page_size: 2,
-                pages,
-                write: [Write::Through; 2],
-                prefetch,
-                staging: 4,
-                outstanding: 2,
-                batch_tokens: 64,
-                fault_percent: 0,
-            };
+            let setup = Setup { pages, prefetch, staging: 4, ..Setup::default() };
             PROMPTS.with(|prompts| prompts.borrow_mut().clear());
             let mut machine = Machine::new(setup, 11);
             let prompt =
@@ -302,10 +255,8 @@ fn what_a_waiting_request_has_on_the_device_keeps_nobody_out() {
         pages: [20, 0, 40],
         staging: 6,
         prefetch: Prefetch::Wait,
-        write: [Write::Through; 2],
         outstanding: 1,
-        batch_tokens: 64,
-        fault_percent: 0,
+        ..Setup::default()
     };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 5);

@@ -63,6 +63,22 @@ pub struct Setup {
     pub fault_percent: u8,
 }
 
+impl Default for Setup {
+    /// A device and a host tier with room, and nothing that goes wrong.
+    fn default() -> Setup {
+        Setup {
+            page_size: 2,
+            pages: [40, 40, 0],
+            write: [Write::Through; 2],
+            prefetch: Prefetch::Adaptive,
+            staging: 0,
+            outstanding: 2,
+            batch_tokens: 64,
+            fault_percent: 0,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Write {
     Through,
