@@ -19,6 +19,8 @@ use strata_types::TierId;
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a start waits for what lies on the disk before it serves without.
 const RECOVERY_AT_START: Duration = Duration::from_secs(2);
+/// How often a recovery that is waited for is looked at.
+const RECOVERY_LOOK: Duration = Duration::from_millis(10);
 /// The longest that nothing comes from a recovery that is alive.
 const RECOVERY_SILENCE: Duration = Duration::from_secs(60);
 
@@ -132,13 +134,13 @@ impl DiskKeeper {
         };
         let pages = store.capacity_under(bytes)?;
         if pages > store.capacity() {
-            let pages = store.set_cap(bytes)?;
+            let pages = set_cap(&store, bytes, limit)?;
             let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
             return Ok((bytes, timed_out));
         }
         let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
         if !timed_out {
-            store.set_cap(bytes)?;
+            set_cap(&store, bytes, limit)?;
         }
         Ok((bytes, timed_out))
     }
@@ -178,6 +180,17 @@ impl DiskKeeper {
             let _panicked = thread.join();
         }
         self.store().map_or(Ok(()), |store| Ok(store.close()?))
+    }
+}
+
+/// Changes the store's cap, after its recovery if one is under way.
+fn set_cap(store: &DiskStore, bytes: u64, limit: Duration) -> Outcome<u32> {
+    let until = Instant::now() + limit;
+    loop {
+        match store.set_cap(bytes) {
+            Err(DiskError::Recovering { .. }) if Instant::now() < until => std::thread::sleep(RECOVERY_LOOK),
+            result => return Ok(result?),
+        }
     }
 }
 
