@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
-from engine_harness import ask, wait_idle
+from engine_harness import BY_RULE, ask, wait_idle
 
 from strata.config import StrataConfig
 from strata.engine import Engine, ServedModel
@@ -66,6 +66,7 @@ def engine(real: ServedModel, root: Path) -> Engine:
         host_memory="400MiB",
         disk_path=root,
         disk_capacity="4GiB",
+        **BY_RULE,
     )
     return Engine(config, real)
 

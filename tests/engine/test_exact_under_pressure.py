@@ -60,7 +60,7 @@ SHAPES = [
     Shape("disk of few pages", disk=160 << 10),
     Shape("small chunks", settings={"batch_tokens": 7}),
     Shape("slow link", settings={"copy_bandwidth": 3_000_000}),
-    Shape("no patience for the disk", settings={"prefetch_timeout_s": 0.0}),
+    Shape("no patience for the disk", settings={"prefetch_policy": "timeout", "prefetch_timeout_s": 0.0}),
     Shape("exactly one request", device_share=1.0),
     Shape("room for five", device_share=5.0),
 ]
@@ -132,6 +132,8 @@ def test_any_shape(make_engine: MakeEngine, served: ServedModel, seed: int) -> N
         max_running=pick.choice([1, 3, 8, 64]),
         outstanding_plans=pick.choice([1, 2]),
         write_policy=pick.choice(["through", "selective"]),
+        prefetch_policy=pick.choice(["adaptive", "best_effort", "wait", "timeout"]),
+        load_policy=pick.choice(["quicker", "always"]),
         batch_tokens=pick.choice([7, 32, 512]),
         copy_bandwidth=pick.choice([0, 3_000_000]),
         prefetch_timeout_s=pick.choice([0.0, 0.002, 30.0]),

@@ -44,11 +44,12 @@ def bring_back(engine: Engine, served: ServedModel) -> None:
 def abort_in_random_states(engine: Engine, generator: random.Random, aborts: int) -> Counter[str]:
     """Bursts of requests, each aborted at once, after a while, or after some tokens. Returns when they were."""
     states: Counter[str] = Counter()
+    tiers = [["device"], ["device", "host"]] if engine.tiers()[1].enabled else [["device"]]
     done = 0
     while done < aborts:
-        if generator.random() < 0.5:
+        if generator.random() < 0.3:
             wait_idle(engine)
-            engine.demote(generator.choice([["device"], ["device", "host"]]))
+            engine.demote(generator.choice(tiers))
         streams = []
         for _ in range(min(generator.randint(1, 25), aborts - done)):
             tail = [generator.randrange(VOCABULARY) for _ in range(generator.randint(1, 20))]
@@ -69,7 +70,7 @@ def abort_in_random_states(engine: Engine, generator: random.Random, aborts: int
 @pytest.mark.parametrize("host", [200, 0], ids=["three tiers", "staging"])
 @pytest.mark.parametrize("prefetch", ["wait", "best_effort"])
 def test_a_thousand_aborts(make_engine: MakeEngine, served: ServedModel, host: int, prefetch: str) -> None:
-    aborts = 1000 if prefetch == "wait" else 300
+    aborts = 1000 if prefetch == "wait" and host else 300
     engine = make_engine(
         # Room for all documents and one request: nothing has to be evicted for good.
         sizes=Sizes(PAGE, 130, host, 4 << 20),
@@ -79,12 +80,12 @@ def test_a_thousand_aborts(make_engine: MakeEngine, served: ServedModel, host: i
     )
     bring_back(engine, served)
     before = occupancy(engine)
-    assert before["device_resident"] == before["disk_resident"] == 14 * len(DOCUMENTS)
+    assert before["device_resident"] == before["disk_resident"] == 15 * len(DOCUMENTS)
     states = abort_in_random_states(engine, random.Random(1), aborts)
     wait_idle(engine)
     bring_back(engine, served)
     assert occupancy(engine) == before
     stats = engine.stats()
     assert stats["aborted"] >= aborts * 0.9
-    assert {"transfers_in_flight", "waiting"} <= states.keys(), states
+    assert {"running", "waiting"} <= states.keys(), states
     assert stats["unknown_completions"] == stats["completions_lost"] == stats["disk_lost_completions"] == 0

@@ -120,6 +120,8 @@ class Meddler:
             except (ConfigError, RequestError):
                 continue  # the disk is not there to be resized, or is there already
             except Exception as error:  # noqa: BLE001 - whatever it is, the test shall show it
+                if "still being recovered" in str(error):
+                    continue  # a disk that was just attached takes another size when it has been read
                 self.problems.append(f"{name}: {type(error).__name__}: {error}")
                 return
             self.done[name] = self.done.get(name, 0) + 1

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from strata.config import StrataConfig
 from strata.engine.api import (
+    TIERS,
     Chunk,
     FinishReason,
     GenerationRequest,
@@ -162,6 +164,10 @@ class FakeEngine:
             "load_bytes": 1000,
             "spill_bytes": 500,
             "prefetch_bytes": 300,
+            "hit_age_le_1": 3,
+            "hit_age_le_10": 5,
+            "hit_age_count": 6,
+            "hit_age_sum_s": 700,
             "device_pinned_pages": 3,
             "running": 2,
             "waiting": 1,
@@ -180,6 +186,19 @@ class FakeEngine:
     def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
         self.calls.append(("demote", *tiers))
         return {"device_moved": 250}
+
+    def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
+        if tier not in TIERS:
+            raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+        self.calls.append(("resize", tier, size_bytes))
+        return {"bytes": size_bytes, "timed_out": 0}
+
+    def attach_disk(self, path: Path | None = None, capacity: int | None = None) -> None:
+        self.calls.append(("attach_disk", path, capacity))
+
+    def detach_disk(self, timeout_s: float = 60.0) -> bool:
+        self.calls.append(("detach_disk",))
+        return True
 
     def shutdown(self, drain_s: float, demote_s: float) -> dict[str, int]:
         self.calls.append(("shutdown", drain_s, demote_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,6 +55,9 @@ def test_metrics_are_readable_and_agree_with_the_engine(serve: Callable[..., Run
     assert value("strata_running") == 2
     assert value("strata_device_pinned_pages") == 3
     assert value("strata_preemptions_total") == 7
+    assert value("strata_hit_age_seconds_bucket", le="10.0") == 5
+    assert value("strata_hit_age_seconds_bucket", le="+Inf") == 6
+    assert value("strata_hit_age_seconds_sum") == 700
     assert value("strata_tier_used_bytes", tier="disk") == 1 << 29
     assert value("strata_time_to_first_token_seconds_count") == 1
     assert value("strata_time_to_first_token_seconds_sum") == 0.25
@@ -88,6 +92,31 @@ def test_flush_and_demote(served: RunningServer, tiers: list[str]) -> None:
     assert served.http.post("/cache/flush").json() == {"dropped": {"device": 3, "disk": 5}}
     assert served.http.post("/cache/demote", json={"tiers": tiers}).json() == {"moved": {"device_moved": 250}}
     assert served.engine.calls == [("flush",), ("demote", *tiers)]
+
+
+def test_tiers_change_at_run_time(served: RunningServer) -> None:
+    resized = served.http.post("/cache/resize", json={"tier": "host", "size": "2GiB"})
+    assert resized.json() == {"bytes": 2 << 30, "timed_out": 0}
+    assert served.http.post("/cache/disk/detach").json() == {"detached": True}
+    attached = served.http.post("/cache/disk/attach", json={"path": "elsewhere", "capacity": "1MiB"})
+    assert attached.json() == {"problems": []}
+    assert served.http.post("/cache/disk/attach", json={}).status_code == 200
+    assert served.engine.calls == [
+        ("resize", "host", 2 << 30),
+        ("detach_disk",),
+        ("attach_disk", Path("elsewhere"), 1 << 20),
+        ("attach_disk", None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [({"tier": "host", "size": "8 gallons"}, "8 gallons"), ({"tier": "tape", "size": 4096}, "tape")],
+)
+def test_resizing_to_nonsense_is_refused(served: RunningServer, body: dict[str, object], word: str) -> None:
+    answer = served.http.post("/cache/resize", json=body)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]["message"]
 
 
 def test_the_openapi_document_is_complete(served: RunningServer) -> None:

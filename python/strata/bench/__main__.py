@@ -24,6 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tree": ("strata.bench.tree", "match and insert of the prefix tree beside memcmp and memcpy"),
     "copy": ("strata.bench.copy_command", "copies between the pools' layouts beside memcpy"),
     "disk": ("strata.bench.disk_command", "reads and writes of the disk tier beside fio"),
+    "tiers": (
+        "strata.bench.tiers_command",
+        "slow disks, documents that do not fit, and decoding, beside the tiers switched off",
+    ),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""

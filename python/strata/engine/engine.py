@@ -29,6 +29,7 @@ from strata.engine.api import (
     TierReport,
     TokenSources,
 )
+from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
 from strata.engine.runtime_options import PoolSizes, runtime_options
 from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
@@ -42,8 +43,6 @@ from strata.models import pool_shape
 _log = logging.getLogger("strata.engine")
 
 _POLL_S = 0.2
-_OFF_BY_CHOICE = ("--", "it was detached")
-"""How reasons begin that are no problem: the disk tier is off because somebody wanted it."""
 _WARM_UP_S = 60.0
 _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
@@ -86,6 +85,7 @@ class Engine:
         device_tokens = self._sizes.device_pages * config.cache.page_size
         self.max_context = min(model.config.context_length, device_tokens)
         self._disk_path = config.cache.disk_path
+        self._disk_log = DiskLog(self._runtime)
         self._lock = threading.Lock()
         self._sequences: dict[int, Sequence] = {}
         self._last_tokens: dict[int, int] = {}
@@ -197,6 +197,7 @@ class Engine:
             self._runtime.measured(*warm_up(self._served.model))
             self._warm.set()
             while not self._stopping.is_set():
+                self._disk_log.look()
                 work = self._runtime.next_work(_POLL_S)
                 if isinstance(work, Plan):
                     self._carry_out(work)
@@ -337,7 +338,7 @@ class Engine:
         engine, problem = self._runtime.disk_state()
         if engine is not None and problem is not None:
             problems.append(f"the disk tier is {problem}")
-        elif engine is None and problem is not None and not problem.startswith(_OFF_BY_CHOICE):
+        elif engine is None and problem is not None and not problem.startswith(OFF_BY_CHOICE):
             problems.append(f"the disk tier is off: {problem}")
         ready = self._is_alive() and self._warm.is_set() and not self._draining
         return Health(self._is_alive(), ready, tuple(problems))

@@ -10,7 +10,12 @@ import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +23,7 @@ from strata.engine.api import TIERS, EngineProtocol, Usage
 
 _GAUGES = re.compile(
     r"running|waiting|held|transfers_in_flight|page_bytes|prefill_tokens_per_s|disk_usage_bytes|disk_segments"
-    r"|\w+_(capacity|used|resident|pinned|quarantined)_pages"
+    r"|\w+_(capacity|used|resident|pinned|quarantined)_pages|disk_up|disk_out_of_service|cost_\w+"
 )
 """Names of `engine.stats()` that go up and down; all others only grow."""
 
@@ -92,6 +97,7 @@ class EngineCollector(Collector):
             names = {move: f"{move}_{field}" for move in _MOVES}
             doc = f"Transfers between tiers: {field.replace('_', ' ')}"
             yield _labelled(stats, f"transfer_{field}", "move", names, doc)
+        yield _hit_ages(stats)
         for name, value in sorted(stats.items()):
             family = GaugeMetricFamily if _GAUGES.fullmatch(name) else CounterMetricFamily
             metric = family(f"strata_{name}", f"Engine: {name.replace('_', ' ')}")
@@ -108,6 +114,19 @@ class EngineCollector(Collector):
             for report in reports:
                 metric.add_metric([report.name], getattr(report, name))
             yield metric
+
+
+def _hit_ages(stats: dict[str, float]) -> Metric:
+    """Takes the engine's classes of hit ages out of `stats` and makes one histogram of them."""
+    prefix = "hit_age_le_"
+    ends = sorted(int(name.removeprefix(prefix)) for name in stats if name.startswith(prefix))
+    buckets = [(str(float(end)), stats.pop(f"{prefix}{end}")) for end in ends]
+    buckets.append(("+Inf", stats.pop("hit_age_count", 0.0)))
+    metric = HistogramMetricFamily(
+        "strata_hit_age_seconds", "Seconds since the pages of a hit were last used"
+    )
+    metric.add_metric([], buckets, stats.pop("hit_age_sum_s", 0.0))
+    return metric
 
 
 def _labelled(stats: dict[str, float], name: str, label: str, entries: dict[str, str], doc: str) -> Metric:

@@ -125,6 +125,9 @@ impl CacheController {
         self.holds.insert(request, self.next_hold);
         self.next_hold += 1;
         pages.extend(rest);
+        if hit > 0 {
+            self.stats.hit_ages.count(self.tree.idle_time(pin.handle())?);
+        }
         self.tree.touch(pin.handle())?;
         self.copy_down(TierId::DEVICE, namespace, self.head(tokens, hit))?;
         self.copy_down(TierId::HOST, namespace, self.head(tokens, hit))?;

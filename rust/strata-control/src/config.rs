@@ -14,6 +14,8 @@ pub struct ControlConfig {
     pub layers: u32,
     /// Bytes of a page.
     pub page_bytes: u64,
+    /// Bytes that writing a page to disk takes at most, headers and padding included.
+    pub record_bytes: u64,
     /// Pages of each tier, from the device down.
     pub pages: [u32; 3],
     /// Without a host tier, pages of host memory through which pages pass between device and disk. They never match.

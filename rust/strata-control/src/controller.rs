@@ -146,6 +146,7 @@ impl CacheController {
     /// Tells the time, before anything that depends on it.
     pub fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
+        self.tree.set_clock(self.now.0);
     }
 
     /// Whether anything has happened to requests since the last call of `take_effects`.

@@ -27,7 +27,7 @@ pub use controller::{CacheController, ControlAction};
 pub use local::LocalCache;
 pub use maintain::Emptied;
 pub use settle::Effect;
-pub use stats::{ControlStats, EdgeStats, TierStats};
+pub use stats::{ControlStats, EdgeStats, HitAges, TierStats, HIT_AGES_S};
 pub use write::{Back, Selective, Through, WritePolicy};
 
 use thiserror::Error;

@@ -161,7 +161,7 @@ impl CacheController {
 
     /// Takes the bytes of these pages from the disk's daily budget.
     fn may_write(&mut self, destination: TierId, pages: usize) -> bool {
-        let bytes = pages as u64 * self.config.page_bytes;
+        let bytes = pages as u64 * self.config.record_bytes;
         let may = destination != TierId::DISK || self.budget.take(self.now, bytes);
         if !may {
             self.stats.over_budget_pages += pages as u64;

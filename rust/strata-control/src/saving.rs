@@ -1,4 +1,4 @@
-//! Write-back: an eviction whose victims the tier below lacks waits until they are copied there. The wait is bounded:
+//! Write-back: an eviction whose victims no tier below holds waits until they are copied down. The wait is bounded:
 //! where nothing can be copied, a copy fails, or patience ends, the victims are lost and counted, and the eviction
 //! goes on. After patience has ended once nobody waits for a while, unless a copy comes through: a tier that hangs
 //! costs one wait now and then, not one for each eviction.
@@ -29,7 +29,7 @@ impl CacheController {
         let patience = self.config.save_patience;
         let fresh = |(since, _): (Time, Time)| self.now.since(since) < patience;
         let waits = self.saving.get(tier.index()).is_some_and(|saving| saving.waiting.is_some_and(fresh));
-        waits || self.downward(tier).is_some_and(|(_, kind)| self.transfers.count(kind) > 0)
+        waits || self.copies_under_way(tier)
     }
 
     /// Whether pages of a tier are copied down before they are evicted.
@@ -62,13 +62,14 @@ impl CacheController {
     /// Copies down what an eviction of `wanted` pages would lose, if the write policy says so. True while the eviction
     /// has to wait for that.
     pub(crate) fn save_before_eviction(&mut self, tier: TierId, wanted: usize) -> Result<bool, ControlError> {
-        let Some((below, kind)) = self.downward(tier) else { return Ok(false) };
+        let Some((next, kind)) = self.downward(tier) else { return Ok(false) };
         if self.copies_held || !self.write_policy(tier).saves_victims() {
             return Ok(false);
         }
         let group = self.config.group;
+        let below = self.below(tier);
         let (now, patience) = (self.now, self.config.save_patience);
-        let nothing_lost = self.tree.missing_victims(group, tier, below, wanted)?.is_empty();
+        let nothing_lost = self.tree.missing_victims(group, tier, &below, wanted)?.is_empty();
         let saving = &mut self.saving[tier.index()];
         if nothing_lost {
             saving.waiting = None;
@@ -82,9 +83,9 @@ impl CacheController {
             saving.resumes = now + patience * PAUSE;
         }
         let given_up = std::mem::take(&mut saving.failed) || now < saving.resumes;
-        let waits = !given_up && self.start_saving(tier, below, kind, wanted)?;
+        let waits = !given_up && self.start_saving(tier, next, kind, wanted)?;
         // What is on its way down is in use: what comes next in the order may be below already.
-        let lost = self.tree.missing_victims(group, tier, below, wanted)?;
+        let lost = self.tree.missing_victims(group, tier, &below, wanted)?;
         if waits && (!lost.is_empty() || self.tree.evictable_pages(group, tier) < wanted) {
             return Ok(true);
         }
@@ -93,10 +94,15 @@ impl CacheController {
         Ok(false)
     }
 
+    /// Where a copy is as good as in the next tier: a page that sank further is not brought up to be lost less.
+    fn below(&self, tier: TierId) -> Vec<TierId> {
+        [TierId::HOST, TierId::DISK].into_iter().filter(|other| *other > tier && self.has(*other)).collect()
+    }
+
     fn start_saving(
         &mut self,
         tier: TierId,
-        below: TierId,
+        next: TierId,
         kind: TransferKind,
         wanted: usize,
     ) -> Result<bool, ControlError> {
@@ -104,14 +110,15 @@ impl CacheController {
         // that somebody asks.
         let count =
             wanted.max(self.config.transfer_pages as usize).saturating_sub(self.pages_under_way(tier, kind));
+        let below = self.below(tier);
         let mut started = HashSet::new();
-        for run in self.tree.missing_victims(self.config.group, tier, below, count)? {
+        for run in self.tree.missing_victims(self.config.group, tier, &below, count)? {
             let pages = self.not_moving(kind, run.start_page, &run.slots);
             if self.move_runs(kind, &run.namespace, &run.tokens, &pages, &mut started)? > 0 {
                 break;
             }
         }
-        Ok(!started.is_empty() || self.copies_under_way(tier) || self.making_room(below))
+        Ok(!started.is_empty() || self.copies_under_way(tier) || self.making_room(next))
     }
 
     /// Copies the pages of a path down whatever the policy says: their request gives them up and comes back.

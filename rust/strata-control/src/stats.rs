@@ -40,6 +40,27 @@ pub struct TierStats {
     pub evicted: u64,
 }
 
+/// Upper ends of the classes of hit ages, in seconds; what is older has a class of its own.
+pub const HIT_AGES_S: [u64; 5] = [1, 10, 60, 600, 3600];
+
+/// How long the pages of hits had not been accessed before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HitAges {
+    /// Hits by class.
+    pub hits: [u64; HIT_AGES_S.len() + 1],
+    /// The sum of all ages in nanoseconds.
+    pub total_ns: u64,
+}
+
+impl HitAges {
+    /// Counts one hit.
+    pub(crate) fn count(&mut self, age_ns: u64) {
+        let class = HIT_AGES_S.iter().position(|end| age_ns <= end * 1_000_000_000);
+        self.hits[class.unwrap_or(HIT_AGES_S.len())] += 1;
+        self.total_ns = self.total_ns.saturating_add(age_ns);
+    }
+}
+
 /// All counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlStats {
@@ -48,6 +69,8 @@ pub struct ControlStats {
     pub evicted: [u64; 3],
     /// Per tier, pages that a write-back policy should have copied down before they were evicted, and could not.
     pub unsaved_pages: [u64; 2],
+    /// Ages of hits.
+    pub hit_ages: HitAges,
     /// Pages that went between device and disk without a host tier.
     pub staged_pages: u64,
     /// Pages that were not written to disk because the daily budget was spent.

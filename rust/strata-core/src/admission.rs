@@ -91,10 +91,11 @@ impl Core {
             .position(|id| self.requests.get(id).is_some_and(|request| request.held_until().is_none()))
     }
 
-    /// Nothing runs, and the policy finds room for nobody: what the next to go and those behind it have prefetched to
-    /// the device is in its way.
+    /// Nothing runs, and the policy finds room for nobody: without a host tier, what the next to go and those behind it
+    /// have prefetched lies on the device and is in the way. False if there was nothing to let go of.
     pub(crate) fn make_way(&mut self) -> Result<bool, CoreError> {
-        match self.next_to_go().filter(|_| self.running.is_empty() && self.control.is_staged()) {
+        let idle = self.running.is_empty() && self.plans.is_empty();
+        match self.next_to_go().filter(|_| idle && self.control.is_staged()) {
             Some(place) => self.end_prefetches(place, None),
             None => Ok(false),
         }

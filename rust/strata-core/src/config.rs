@@ -19,7 +19,7 @@ pub struct CoreConfig {
     pub max_waiting: usize,
     /// How long a request waits for its prefetch before it goes on with what is there.
     pub prefetch_policy: Box<dyn PrefetchPolicy>,
-    /// The part of the tier that prefetches land in which they may fill for requests that wait, 0 to 1.
+    /// The part of the tier that prefetches land in which they may fill together for requests that wait, 0 to 1.
     pub prefetch_share: f64,
     /// What is known of the hardware before anything is measured.
     pub costs: CostPrior,

@@ -18,9 +18,6 @@ const GRACE: (u32, Duration) = (10, Duration::from_millis(20));
 /// The part of what computing would take that a disk of unknown speed is given to show what it can, and the least.
 const TRIAL: (u32, Duration) = (20, Duration::from_millis(50));
 
-/// The longest that the patient wait without any news from the disk: one that hangs must not hold them for ever.
-const LONGEST_SILENCE: Duration = Duration::from_secs(300);
-
 /// What a policy decides by.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchView {
@@ -65,9 +62,12 @@ impl PrefetchPolicy for BestEffort {
     }
 }
 
-/// Held until all is read, as long as anything comes at all.
-#[derive(Debug, Default)]
-pub struct WaitForAll;
+/// Held until all is read, for as long as the disk gives signs of life.
+#[derive(Debug)]
+pub struct WaitForAll {
+    /// The longest wait without any news.
+    pub patience: Duration,
+}
 
 impl PrefetchPolicy for WaitForAll {
     fn name(&self) -> &'static str {
@@ -75,7 +75,7 @@ impl PrefetchPolicy for WaitForAll {
     }
 
     fn holds_until(&self, view: &PrefetchView) -> Option<Time> {
-        Some(view.now + LONGEST_SILENCE)
+        Some(view.now + self.patience)
     }
 }
 
@@ -143,14 +143,19 @@ pub(crate) struct Prefetching {
 }
 
 impl Core {
-    /// Begins prefetches for those who may need one, the first in the queue first.
+    /// Begins prefetches for those who may need one, the first in the queue first. Together they stay within their
+    /// share; a request that is alone may fill the tier, or its prompt would be cut where nobody else gains by it.
     pub(crate) fn pump_prefetches(&mut self) -> Result<(), CoreError> {
         if self.to_prefetch.is_empty() {
             return Ok(());
         }
+        let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
+        let capacity = self.control.tier_stats(lands).capacity;
+        let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
-        let mut room = self.prefetch_share().saturating_sub(self.control.abandoned_pages() as u32);
+        let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
         for id in self.queue.clone() {
+            let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
             if room == 0 || self.to_prefetch.is_empty() {
                 break;
             }
@@ -158,7 +163,7 @@ impl Core {
                 self.begin_prefetch(id, room)?;
             }
             let prefetch = self.requests.get(&id).and_then(|request| request.prefetch.as_ref());
-            room = room.saturating_sub(prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32));
+            taken += prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32);
             if self.control.is_staged() {
                 // Pages land on the device, where those who wait must not keep each other from being admitted.
                 break;
@@ -169,10 +174,10 @@ impl Core {
         Ok(())
     }
 
-    /// Pages of the tier in which prefetches land that they may fill.
-    fn prefetch_share(&self) -> u32 {
-        let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
-        (f64::from(self.control.tier_stats(lands).capacity) * self.prefetch_share) as u32
+    /// Pages that prefetches have brought or are bringing for requests that wait.
+    fn pages_prefetched(&self) -> u32 {
+        let prefetches = self.requests.values().filter_map(|request| request.prefetch.as_ref());
+        prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
     /// Begins to read at most so many pages for a request, if that is of use.
@@ -274,7 +279,16 @@ impl Core {
         let Some(prefetch) = &request.prefetch else { return Ok(()) };
         let left = self.pages_left(request) as u32;
         let rest = prefetch.pages.end.saturating_sub(left).max(prefetch.pages.start)..prefetch.pages.end;
-        let view = self.prefetch_view(request, prefetch.since, rest, self.pages_ahead(id));
+        let mut view = self.prefetch_view(request, prefetch.since, rest, self.pages_ahead(id));
+        // What this very read has shown so far says more than what was measured before it.
+        let done =
+            prefetch.pages.end - prefetch.pages.start - left.min(prefetch.pages.end - prefetch.pages.start);
+        if done > 0 {
+            let load =
+                self.costs.load(u64::from(left) * self.control.config().page_bytes).unwrap_or_default();
+            let elapsed = self.now.since(prefetch.since);
+            view.read = Some(elapsed.mul_f64(f64::from(left) / f64::from(done)).saturating_add(load));
+        }
         match self.prefetch_policy.holds_until(&view) {
             None => self.cut_prefetch(id),
             until => {
@@ -353,7 +367,7 @@ mod tests {
     fn the_simple_policies_hold_as_their_names_say() {
         let any = view(Some(SECOND), Some(SECOND));
         assert_eq!(BestEffort.holds_until(&any), None);
-        assert_eq!(WaitForAll.holds_until(&any), Some(any.now + LONGEST_SILENCE), "not for ever");
+        assert_eq!(WaitForAll { patience: SECOND }.holds_until(&any), Some(any.now + SECOND));
         let timeout = Timeout { base: SECOND, per_thousand_tokens: SECOND / 2 };
         assert_eq!(timeout.holds_until(&any), Some(any.since + 2 * SECOND));
         let endless = Timeout { base: Duration::MAX, per_thousand_tokens: Duration::MAX };

@@ -11,17 +11,7 @@ use strata_types::{RequestId, TierId, Token, TransferError, TransferKind};
 /// A link on which every load is late must not hold a request for ever: it is computed instead.
 #[test]
 fn a_late_load_is_not_tried_again() {
-    let setup = Setup {
-        page_size: 2,
-        pages: [40, 40, 0],
-        write: [Write::Through; 2],
-        prefetch: Prefetch::Adaptive,
-        staging: 0,
-        outstanding: 2,
-        batch_tokens: 64,
-        fault_percent: 0,
-        ..Setup::default()
-    };
+    let setup = Setup::default();
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 7);
     let prompt: Vec<Token> = (0..21).map(|index| index % VOCABULARY).collect();
@@ -49,20 +39,27 @@ fn a_late_load_is_not_tried_again() {
     machine.core.check().unwrap();
 }
 
+/// A hit's age is the time since its pages were last accessed.
+#[test]
+fn ages_of_hits_are_counted() {
+    let setup = Setup { pages: [40, 0, 0], outstanding: 1, ..Setup::default() };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 1);
+    for (id, pause) in [(1, 0), (2, 30), (3, 7000), (4, 0)] {
+        machine.now = machine.now + Duration::from_secs(pause);
+        machine.arrive(RequestId(id), (0..9).collect(), 2, "", 0);
+        machine.settle();
+        machine.drain();
+    }
+    let ages = machine.core.stats().control.hit_ages;
+    assert_eq!(ages.hits, [1, 0, 1, 0, 0, 1]);
+    assert_eq!(ages.total_ns / 1_000_000_000, 7030);
+}
+
 /// Two requests that do not fit together: the younger gives way and stays away until there is room to grow.
 #[test]
 fn a_preempted_request_does_not_take_its_pages_back_at_once() {
-    let setup = Setup {
-        page_size: 16,
-        pages: [10, 0, 0],
-        write: [Write::Through; 2],
-        prefetch: Prefetch::Adaptive,
-        staging: 0,
-        outstanding: 2,
-        batch_tokens: 64,
-        fault_percent: 0,
-        ..Setup::default()
-    };
+    let setup = Setup { page_size: 16, pages: [10, 0, 0], ..Setup::default() };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, 3);
     for number in 1..=2u32 {
@@ -87,12 +84,8 @@ fn a_waiting_prefetch_does_not_keep_the_head_of_the_queue_out() {
     let setup = Setup {
         page_size: 1,
         pages: [20, 40, 40],
-        write: [Write::Through; 2],
         prefetch: Prefetch::Wait,
-        staging: 0,
         outstanding: 1,
-        batch_tokens: 64,
-        fault_percent: 0,
         ..Setup::default()
     };
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
@@ -135,6 +128,122 @@ fn a_waiting_prefetch_does_not_keep_the_head_of_the_queue_out() {
         assert_eq!(machine.done.get(&RequestId(id)), Some(&oracle(&prompt, 1)), "request {id}");
     }
     machine.core.check().unwrap();
+}
+
+/// Twelve documents that lie on disk alone, asked for at once, all through one page of staging.
+#[test]
+fn twelve_loads_pass_through_one_page_of_staging() {
+    for prefetch in [Prefetch::Wait, Prefetch::Adaptive, Prefetch::BestEffort, Prefetch::Timeout] {
+        let setup =
+            Setup { pages: [30, 0, 100], write: [Write::Back; 2], prefetch, staging: 1, ..Setup::default() };
+        PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+        let mut machine = Machine::new(setup, 9);
+        let prompt = |number: u64| -> Vec<Token> {
+            (0..13).map(|index| (index * (number as u32 % 5 + 1) + number as u32) % VOCABULARY).collect()
+        };
+        let ask_all = |machine: &mut Machine, from: u64| {
+            for number in 0..12 {
+                machine.arrive(RequestId(from + number), prompt(number), 2, "", 0);
+            }
+            machine.drain();
+            assert!(machine.core.is_idle(), "{prefetch:?}: {:?}", machine.core.stats());
+            for number in 0..12 {
+                let answer = machine.done.get(&RequestId(from + number));
+                assert_eq!(answer, Some(&oracle(&prompt(number), 2)), "request {number}");
+            }
+        };
+        ask_all(&mut machine, 0);
+        let (reply, _answer) = crossbeam_channel::bounded(2);
+        let again = reply.clone();
+        machine.core.demote(machine.now + Duration::from_secs(60), vec![TierId::DEVICE], again);
+        machine.settle();
+        machine.drain();
+        let before = machine.core.stats();
+        assert_eq!((before.tiers[0].resident, before.tiers[1].resident), (0, 0));
+        ask_all(&mut machine, 100);
+        // One after the other: each of its pages is a load of its own, and all wait for the one page.
+        machine.core.demote(machine.now + Duration::from_secs(60), vec![TierId::DEVICE], reply);
+        machine.settle();
+        machine.drain();
+        let long: Vec<Token> = (0..27).map(|index| index * 7 % VOCABULARY).collect();
+        for number in 200..203 {
+            machine.arrive(RequestId(number), long.clone(), 2, "", 0);
+            machine.drain();
+            assert_eq!(machine.done.get(&RequestId(number)), Some(&oracle(&long, 2)));
+            let (reply, _answer) = crossbeam_channel::bounded(1);
+            machine.core.demote(machine.now + Duration::from_secs(60), vec![TierId::DEVICE], reply);
+            machine.settle();
+            machine.drain();
+        }
+        if matches!(prefetch, Prefetch::Wait) {
+            let stats = machine.core.stats();
+            assert!(stats.prompt_tokens[2] >= 2 * 26, "{:?} tokens came from the disk", stats.prompt_tokens);
+            let loads = stats.control.edge(TransferKind::Load);
+            assert!(
+                loads.completed >= 2 * 13 && loads.pages == loads.completed,
+                "{loads:?}: a page at a time"
+            );
+        }
+    }
+}
+
+/// A disk that never answers again: whoever waits for it goes on at the policy's bound, and nobody behind it is kept.
+#[test]
+fn a_hung_disk_delays_no_request_past_its_bound() {
+    let bound = Duration::from_millis(30);
+    for prefetch in [Prefetch::Adaptive, Prefetch::BestEffort, Prefetch::Timeout] {
+        for pages in [[30, 30, 60], [30, 0, 60]] {
+            let setup = Setup { pages, prefetch, staging: 4, ..Setup::default() };
+            PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+            let mut machine = Machine::new(setup, 11);
+            let prompt =
+                |step: u32| -> Vec<Token> { (0..13).map(|index| index * step % VOCABULARY).collect() };
+            for number in 0..4 {
+                machine.arrive(RequestId(number), prompt(number as u32 + 1), 2, "", 0);
+            }
+            machine.drain();
+            let (reply, _answer) = crossbeam_channel::bounded(1);
+            let tiers = if pages[1] == 0 { vec![TierId::DEVICE] } else { vec![TierId::DEVICE, TierId::HOST] };
+            machine.core.demote(machine.now + Duration::from_secs(60), tiers, reply);
+            machine.settle();
+            machine.drain();
+            assert_eq!(machine.core.stats().tiers[0].resident, 0);
+            let asked = machine.now;
+            for number in 0..5 {
+                machine.arrive(RequestId(10 + number), prompt(number as u32 + 1), 2, "", 0);
+            }
+            let waits = |machine: &Machine| machine.core.stats().waiting;
+            while waits(&machine) > 0 && machine.now < asked + 4 * bound {
+                // Whatever has to do with the disk hangs; the machine's clock goes on by a millisecond a round.
+                let hung = |transfer: &strata_types::TransferDescriptor| {
+                    matches!(transfer.kind, TransferKind::Prefetch | TransferKind::Spill)
+                };
+                while let Some(index) = machine.transfers.iter().position(|transfer| !hung(transfer)) {
+                    let transfer = machine.transfers.remove(index).unwrap();
+                    let whole = transfer.pages.len();
+                    machine.finish(transfer, whole, None);
+                }
+                machine.compute_one();
+                machine.settle();
+            }
+            let stats = machine.core.stats();
+            // Adaptive knows how slow the writes were, and does not even begin.
+            let noticed = match prefetch {
+                Prefetch::Adaptive => stats.recomputed_tokens[2] > 0,
+                Prefetch::Timeout => stats.prefetch_timeouts > 0,
+                _ => stats.control.edge(TransferKind::Prefetch).started > 0,
+            };
+            assert!(noticed, "{prefetch:?} over {pages:?}: nobody wanted the disk");
+            assert_eq!(waits(&machine), 0, "{prefetch:?} over {pages:?}: {:?}", machine.core.stats());
+            // Five prompts, each a step of computing or two, besides the bound.
+            assert!(machine.now.since(asked) <= bound + Duration::from_millis(25), "{prefetch:?} {pages:?}");
+            machine.drain();
+            for number in 0..5 {
+                let answer = machine.done.get(&RequestId(10 + number));
+                assert_eq!(answer, Some(&oracle(&prompt(number as u32 + 1), 2)));
+            }
+        }
+    }
 }
 
 /// Without a host tier a prefetch lands on the device and stays pinned there until its request is admitted. Who comes

@@ -18,6 +18,8 @@ use strata_types::TierId;
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a start waits for what lies on the disk before it serves without.
 const RECOVERY_AT_START: Duration = Duration::from_secs(2);
+/// How often a recovery that is waited for is looked at.
+const RECOVERY_LOOK: Duration = Duration::from_millis(10);
 /// How often a recovery from which nothing comes is asked whether its store still serves.
 const GLANCE: Duration = Duration::from_millis(500);
 /// How long a close waits for the disk's threads, each of which is in a call with a bound of its own unless the file
@@ -138,13 +140,13 @@ impl DiskKeeper {
         };
         let pages = store.capacity_under(bytes)?;
         if pages > store.capacity() {
-            let pages = store.set_cap(bytes)?;
+            let pages = set_cap(&store, bytes, limit)?;
             let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
             return Ok((bytes, timed_out));
         }
         let timed_out = self.shared.handle.resize(TierId::DISK, pages, limit)?.timed_out;
         if !timed_out {
-            store.set_cap(bytes)?;
+            set_cap(&store, bytes, limit)?;
         }
         Ok((bytes, timed_out))
     }
@@ -153,9 +155,8 @@ impl DiskKeeper {
     pub fn describe(&self) -> (Option<String>, Option<String>) {
         match &*self.shared.state() {
             State::Off(reason) => (None, Some(reason.clone())),
-            State::Waiting { reason, next, .. } => {
-                let seconds = next.saturating_duration_since(Instant::now()).as_secs();
-                (None, Some(format!("{reason}; tried again in {seconds} s")))
+            State::Waiting { reason, wait, .. } => {
+                (None, Some(format!("{reason}; it is tried again every {} s", wait.as_secs())))
             }
             State::Attached(Attached { store, .. }) => (Some(store.describe()), problem(store)),
         }
@@ -211,6 +212,17 @@ fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<Rec
         .spawn(work)
         .map_err(|error| Failure::Capacity(format!("cannot start the thread {name}: {error}")))?;
     Ok(ended)
+}
+
+/// Changes the store's cap, after its recovery if one is under way.
+fn set_cap(store: &DiskStore, bytes: u64, limit: Duration) -> Outcome<u32> {
+    let until = Instant::now() + limit;
+    loop {
+        match store.set_cap(bytes) {
+            Err(DiskError::Recovering { .. }) if Instant::now() < until => std::thread::sleep(RECOVERY_LOOK),
+            result => return Ok(result?),
+        }
+    }
 }
 
 fn problem(store: &DiskStore) -> Option<String> {

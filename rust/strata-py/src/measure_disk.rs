@@ -96,6 +96,9 @@ impl DiskMeter {
     }
 }
 
+/// Longest wait for what lies in the root: a meter's own is empty.
+const RECOVERY_LIMIT: Duration = Duration::from_secs(60);
+
 impl DiskMeter {
     fn open(config: DiskConfig, pages: u32) -> Outcome<DiskMeter> {
         let page_bytes = config.page_bytes as usize;
@@ -108,7 +111,9 @@ impl DiskMeter {
         // SAFETY: the region is new: nobody else knows of it yet.
         fill(unsafe { region.bytes_mut(0, region.len()) }?);
         let (sender, completions) = completion_queue(2 * WINDOWS);
-        let (store, _) = DiskStore::open(config, Arc::new(HostPages { region, layout }), sender)?;
+        let (store, recovery) = DiskStore::open(config, Arc::new(HostPages { region, layout }), sender)?;
+        // Only pages that recovery has looked at may be written.
+        recovery.wait(RECOVERY_LIMIT)?;
         if store.capacity() < pages {
             let capacity = store.capacity();
             return Err(Failure::Capacity(format!("the root holds {capacity} of {pages} pages: empty it")));

@@ -51,6 +51,9 @@ pub struct Options {
     pub copy_bandwidth: u64,
 }
 
+/// How long `--prefetch-policy wait` waits without news: twice the deadline of a disk's I/O.
+const DISK_SILENCE: Duration = Duration::from_secs(10);
+
 fn span(flag: &str, value: f64) -> Outcome<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| Failure::Config(format!("{flag} {value} is no time to wait: use 0 or more seconds")))
@@ -88,7 +91,7 @@ impl Options {
         match self.prefetch_policy.as_str() {
             "adaptive" => Ok(Box::new(Adaptive { deadline: limit })),
             "best_effort" => Ok(Box::new(BestEffort)),
-            "wait" => Ok(Box::new(WaitForAll)),
+            "wait" => Ok(Box::new(WaitForAll { patience: DISK_SILENCE })),
             "timeout" => Ok(Box::new(Timeout {
                 base: limit,
                 per_thousand_tokens: span("--prefetch-timeout-per-1k-s", self.prefetch_timeout_per_1k_s)?,

@@ -16,14 +16,25 @@ pub struct Pools {
     pub host_layout: KvLayout,
     /// Pages of the arena that stay without a host tier.
     pub staging_pages: u32,
-    /// Held from Core's word that pages are gone until their memory is: nobody may ask Core to grow in between.
-    pub changing: Mutex<()>,
+    /// Held while a tier changes: Core and memory must change in step.
+    changing: Mutex<()>,
 }
 
 /// Bytes that a tier has now, and whether pages beyond it are still in use.
 pub type Resized = (u64, bool);
 
 impl Pools {
+    /// The pools as they are at the start.
+    pub fn new(
+        device: Region,
+        device_layout: KvLayout,
+        arena: Arc<Arena>,
+        host_layout: KvLayout,
+        staging_pages: u32,
+    ) -> Pools {
+        Pools { device, device_layout, arena, host_layout, staging_pages, changing: Mutex::new(()) }
+    }
+
     /// The device pool keeps its address and layout, so it can grow back to what it was started with and no further.
     pub fn resize_device(&self, handle: &DriverHandle, bytes: u64, limit: Duration) -> Outcome<Resized> {
         let pages = pages_of(
@@ -38,7 +49,7 @@ impl Pools {
                 "{bytes} bytes for the device tier hold {pages} pages of {page} bytes: nothing can be computed; give at least two pages"
             )));
         }
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let timed_out = handle.resize(TierId::DEVICE, pages, limit)?.timed_out;
         if !timed_out {
             // SAFETY: Core has no page beyond `pages` and gives none out until it is told to grow again, which only
@@ -53,7 +64,7 @@ impl Pools {
         let stride = host_stride(&self.host_layout);
         let pages = pages_of(bytes, stride, self.host_layout.pages, "host")?;
         let length = u64::from(pages.max(self.staging_pages)) * stride;
-        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         if length as usize > self.arena.len() {
             // SAFETY: growing touches no byte that anybody uses.
             unsafe { self.arena.resize(length as usize)? };

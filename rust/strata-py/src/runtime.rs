@@ -20,7 +20,7 @@ use strata_core::{
     Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
     StepTime, Work,
 };
-use strata_disk::DiskConfig;
+use strata_disk::{DiskConfig, Geometry};
 use strata_sched::Limits;
 use strata_tier::completion_queue;
 use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
@@ -64,6 +64,13 @@ fn transfer_pages(shape: KvShape) -> u32 {
     u32::try_from(TRANSFER_BYTES / shape.page_bytes() as u64)
         .unwrap_or(u32::MAX)
         .clamp(1, MOST_TRANSFER_PAGES)
+}
+
+/// What a page's write to disk takes: its payload, its header, and the header that had to be cleared before.
+fn record_bytes(shape: KvShape) -> u64 {
+    let page_bytes = u32::try_from(shape.page_bytes()).unwrap_or(u32::MAX);
+    let geometry = Geometry { page_size: shape.page_size, page_bytes, records_per_segment: 1 };
+    geometry.payload_slot() + 2 * geometry.header_slot()
 }
 
 /// The disk store's settings, or why there is to be none.
@@ -129,6 +136,7 @@ impl Runtime {
                 group,
                 layers: options.layers,
                 page_bytes: shape.page_bytes() as u64,
+                record_bytes: record_bytes(shape),
                 pages: [options.device_pages, options.host_pages, 0],
                 staging_pages,
                 device_shards: 1,
@@ -162,14 +170,7 @@ impl Runtime {
             driver: Mutex::new(Some(driver)),
             copies,
             disk,
-            pools: Pools {
-                device: device_pool,
-                device_layout,
-                arena,
-                host_layout,
-                staging_pages,
-                changing: Mutex::default(),
-            },
+            pools: Pools::new(device_pool, device_layout, arena, host_layout, staging_pages),
             options: options.clone(),
             shape,
             page_size: options.page_size as usize,

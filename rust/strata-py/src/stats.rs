@@ -1,9 +1,11 @@
 //! Counters and gauges as one flat dictionary: names are the metrics' names without their prefix.
 
 use std::collections::BTreeMap;
+use strata_control::HIT_AGES_S;
 use strata_copy::CopyStats;
 use strata_core::CoreStats;
 use strata_disk::DiskStats;
+use strata_sched::cost::CostReport;
 use strata_types::{TierId, TransferKind};
 
 /// Flattens everything that is counted. Values are exact up to 2^53.
@@ -79,6 +81,15 @@ pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> 
             put(format!("{name}_{field}"), value);
         }
     }
+    // Cumulative, as Prometheus has them.
+    let ages = &core.control.hit_ages;
+    let mut hits = 0;
+    for (end, count) in HIT_AGES_S.iter().zip(ages.hits) {
+        hits += count;
+        put(format!("hit_age_le_{end}"), hits);
+    }
+    put("hit_age_count".into(), ages.hits.iter().sum());
+    put("hit_age_sum_s".into(), ages.total_ns / 1_000_000_000);
     if let Some(disk) = disk {
         let fields = [
             ("bytes_read", disk.bytes_read),
@@ -96,6 +107,22 @@ pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> 
         for (field, value) in fields {
             put(format!("disk_{field}"), value);
         }
+    }
+    flat.extend(core.costs.iter().flat_map(learnt));
+    flat
+}
+
+/// What the cost model has learnt: speeds, and how far off its predictions were (median, relative).
+fn learnt(costs: &CostReport) -> Vec<(String, f64)> {
+    let mut flat = Vec::new();
+    for (kind, link) in &costs.links {
+        let bandwidth = link.cost.and_then(|cost| cost.bandwidth());
+        flat.extend(bandwidth.map(|value| (format!("cost_{}_bytes_per_s", kind.name()), value)));
+        flat.extend(link.relative_error.map(|value| (format!("cost_{}_error", kind.name()), value)));
+    }
+    for (name, step) in [("prefill", &costs.prefill), ("decode", &costs.decode)] {
+        flat.extend(step.cost.map(|cost| (format!("cost_{name}_s_per_token"), cost.per_token)));
+        flat.extend(step.relative_error.map(|value| (format!("cost_{name}_error"), value)));
     }
     flat
 }

@@ -71,6 +71,8 @@ pub(crate) struct Node {
     /// Pages of this node.
     pub pages: u32,
     pub accesses: u32,
+    /// The tree's clock at the last access, creation included.
+    pub used_at: u64,
     /// Pages of this node that are counted as ghosts.
     pub ghosts: u32,
     pub transient: Option<Transient>,
@@ -137,6 +139,7 @@ impl Arena {
             start: 0,
             pages: 0,
             accesses: 0,
+            used_at: 0,
             ghosts: 0,
             transient: None,
             parent: NodeId::NIL,

@@ -50,7 +50,8 @@ impl HiRadixTree {
         Ok(self.take_victims(place, victims))
     }
 
-    /// The pages that `evict` would take now and that `to` lacks, in the order in which it would take them.
+    /// The pages that `evict` would take now and that none of the tiers `below` holds, in the order in which it would
+    /// take them.
     ///
     /// # Errors
     /// `UnknownPlace`.
@@ -58,14 +59,20 @@ impl HiRadixTree {
         &self,
         group: GroupId,
         tier: TierId,
-        to: TierId,
+        below: &[TierId],
         pages: usize,
     ) -> Result<Vec<MissingRun>, RadixError> {
-        let (source, destination) = (self.place(group, tier)?, self.place(group, to)?);
+        let source = self.place(group, tier)?;
+        let lower: Vec<usize> =
+            below.iter().map(|tier| self.place(group, *tier)).collect::<Result<_, _>>()?;
         let mut found = Vec::new();
         for (id, victims) in self.victims(source, pages, MOST_PASSED_OVER) {
-            for part in self.difference(id, source, destination, victims.end).into_iter().rev() {
-                let part = part.start.max(victims.start)..part.end;
+            let mut lost = vec![victims];
+            for place in &lower {
+                let held = &self.nodes[id].runs[*place];
+                lost = lost.into_iter().flat_map(|part| without(part, held.start..held.end())).collect();
+            }
+            for part in lost.into_iter().rev() {
                 found.extend(self.missing_run(id, source, part, true));
             }
         }
@@ -170,4 +177,10 @@ impl HiRadixTree {
         }
         from.max(run.start)
     }
+}
+
+/// What is left of `part` before and after `held`.
+fn without(part: Range<u32>, held: Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    let parts = [part.start..part.end.min(held.start), part.start.max(held.end)..part.end];
+    parts.into_iter().filter(|part| part.start < part.end)
 }

@@ -196,7 +196,9 @@ impl HiRadixTree {
         let reach = end.min(ghost_end);
         let ghost = if reach < node.pages { self.split(id, reach)? } else { id };
         let (old, new) = slots.split_at(reach as usize);
+        let clock = self.clock;
         let node = &mut self.nodes[ghost];
+        node.used_at = clock;
         node.accesses = node.accesses.saturating_add(1);
         self.put(ghost, place, 0, old, duplicates)?;
         self.recount_ghosts(ghost);
@@ -227,10 +229,11 @@ impl HiRadixTree {
             let start = node.pages;
             node.tokens.extend_from_slice(tokens);
             node.pages += slots.len() as u32;
+            node.used_at = self.clock;
             (parent, start)
         } else {
             let id = self.create(parent, tokens)?;
-            self.nodes[id].accesses = 1;
+            (self.nodes[id].accesses, self.nodes[id].used_at) = (1, self.clock);
             (id, 0)
         };
         self.put(id, place, start, slots, &mut Vec::new())?;

@@ -20,6 +20,17 @@ impl HiRadixTree {
         Ok(())
     }
 
+    /// How long ago, by the tree's clock, the last pages of a path were accessed. Zero for the empty path.
+    ///
+    /// # Errors
+    /// `Stale`.
+    pub fn idle_time(&self, handle: Handle) -> Result<u64, RadixError> {
+        if handle.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.clock.saturating_sub(self.nodes[self.resolve(handle)?].used_at))
+    }
+
     /// Pins a path in one tier: eviction takes none of its pages from that tier, whether they are there already or
     /// come later, and takes no last copy of them from any tier. Counts no access.
     ///
@@ -98,6 +109,7 @@ impl HiRadixTree {
                 }
             }
             if accessed {
+                node.used_at = self.clock;
                 node.accesses = node.accesses.saturating_add(1);
                 for (index, run) in node.runs.iter().enumerate() {
                     if !run.is_empty() && node.pins[index % tiers] == 0 {

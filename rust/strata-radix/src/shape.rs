@@ -69,6 +69,7 @@ impl HiRadixTree {
         let tokens = node.tokens[..cut].to_vec();
         node.tokens = node.tokens[cut..].to_vec();
         let (parent, root, start, accesses) = (node.parent, node.root, node.start, node.accesses);
+        let used_at = node.used_at;
         (node.start, node.pages) = (start + at, node.pages - at);
         let pins = node.pins.clone();
         let runs: Box<[Run]> = node.runs.iter_mut().map(|run| run.cut(at)).collect();
@@ -77,6 +78,7 @@ impl HiRadixTree {
         let node = &mut self.nodes[upper];
         (node.root, node.start, node.pages, node.accesses) = (root, start, at, accesses);
         (node.tokens, node.pins, node.runs, node.transient) = (tokens, pins, runs, transient);
+        node.used_at = used_at;
         if let Some(Transient { owner, .. }) = transient {
             self.owners.entry(owner).or_default().push(upper);
         }

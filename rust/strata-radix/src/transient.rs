@@ -184,6 +184,7 @@ impl HiRadixTree {
         if end <= transient.from {
             return;
         }
+        node.used_at = self.clock;
         if transient.from == 0 {
             node.accesses = node.accesses.saturating_add(1);
         }

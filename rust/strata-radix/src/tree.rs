@@ -46,6 +46,8 @@ pub struct HiRadixTree {
     /// The nodes whose transient pages each request owns.
     pub(crate) owners: HashMap<RequestId, Vec<NodeId>, RandomState>,
     pub(crate) events: Option<Vec<TreeEvent>>,
+    /// Whatever the caller counts time in.
+    pub(crate) clock: u64,
 }
 
 impl HiRadixTree {
@@ -90,12 +92,18 @@ impl HiRadixTree {
             transient_pages: 0,
             owners: HashMap::default(),
             events: None,
+            clock: 0,
         })
     }
 
     /// What the tree was made for.
     pub fn config(&self) -> TreeConfig {
         self.config
+    }
+
+    /// Sets the clock by which `idle_time` counts. The order of eviction does not depend on it.
+    pub fn set_clock(&mut self, clock: u64) {
+        self.clock = clock;
     }
 
     /// Tokens of a page.

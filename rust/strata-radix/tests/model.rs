@@ -246,10 +246,16 @@ impl Pair {
             Step::Pin(s, tier) => self.touch_or_pin(s, Some(*tier)),
             Step::Unpin(index) => self.unpin(*index),
             Step::Evict(tier, pages) => {
-                let to = (*tier + 1) % TIERS;
-                let missing =
-                    self.tree.missing_victims(GROUP, TierId(*tier as u8), TierId(to as u8), *pages).unwrap();
-                let lacks = self.naive.copies_lacking(*tier, to);
+                // One other tier or two.
+                let others = [(*tier + 1) % TIERS, (*tier + 2) % TIERS];
+                let others = &others[..1 + *pages % 2];
+                let below: Vec<TierId> = others.iter().map(|other| TierId(*other as u8)).collect();
+                let missing = self.tree.missing_victims(GROUP, TierId(*tier as u8), &below, *pages).unwrap();
+                let mut lacks = self.naive.copies_lacking(*tier, others[0]);
+                for other in &others[1..] {
+                    let too = self.naive.copies_lacking(*tier, *other);
+                    lacks.retain(|slot| too.contains(slot));
+                }
                 let evicted = self.tree.evict(GROUP, TierId(*tier as u8), *pages).unwrap();
                 let named: BTreeSet<u32> =
                     missing.iter().flat_map(|run| &run.slots).map(|slot| slot.0).collect();

@@ -153,7 +153,7 @@ impl Prefetch {
         match self {
             Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
             Prefetch::BestEffort => Box::new(BestEffort),
-            Prefetch::Wait => Box::new(WaitForAll),
+            Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
             Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
         }
     }
@@ -202,6 +202,7 @@ impl Machine {
             group: GroupId(0),
             layers: 2,
             page_bytes: 64,
+            record_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
             staging_pages: setup.staging,
