@@ -142,6 +142,7 @@ impl CacheController {
             }
             let moves = run.iter().zip(slots).map(|((_, from), to)| PageMove { from: *from, to }).collect();
             let plan = Plan::new(kind, *namespace, tokens, *first_page, moves);
+            self.begins_to_save(kind.source());
             started.insert(if relayed { self.relay(plan)? } else { self.start(plan)?.0 });
             rest = later;
         }

@@ -18,6 +18,8 @@ pub(crate) struct Saving {
     failed: bool,
     /// Patience has ended: until then no eviction waits again.
     resumes: Time,
+    /// When a copy last ended, or began where none was under way.
+    moved: Time,
 }
 
 /// For so many times as long as patience nobody waits after it has ended.
@@ -28,8 +30,10 @@ impl CacheController {
     pub fn making_room(&self, tier: TierId) -> bool {
         let patience = self.config.save_patience;
         let fresh = |(since, _): (Time, Time)| self.now.since(since) < patience;
-        let waits = self.saving.get(tier.index()).is_some_and(|saving| saving.waiting.is_some_and(fresh));
-        waits || self.copies_under_way(tier)
+        let Some(saving) = self.saving.get(tier.index()) else { return false };
+        // Copies that hang make no room.
+        let moves = self.copies_under_way(tier) && self.now.since(saving.moved) < patience;
+        moves || saving.waiting.is_some_and(fresh)
     }
 
     /// Whether pages of a tier are copied down before they are evicted.
@@ -39,9 +43,22 @@ impl CacheController {
 
     /// When an eviction that waits or a tier that shrinks has to be tried again at the latest.
     pub fn next_deadline(&self) -> Option<Time> {
-        let ends = |(since, _): (Time, Time)| since + self.config.save_patience;
-        let waits = self.saving.iter().filter_map(|saving| saving.waiting).map(ends);
-        waits.filter(|end| *end > self.now).chain(self.next_shrink()).min()
+        let tiers = [TierId::DEVICE, TierId::HOST].into_iter().zip(&self.saving);
+        let since = tiers.flat_map(|(tier, saving)| {
+            let moved = self.copies_under_way(tier).then_some(saving.moved);
+            saving.waiting.map(|(since, _)| since).into_iter().chain(moved)
+        });
+        let ends = since.map(|since| since + self.config.save_patience);
+        ends.filter(|end| *end > self.now).chain(self.next_shrink()).min()
+    }
+
+    /// Notes that a copy out of a tier begins.
+    pub(crate) fn begins_to_save(&mut self, tier: TierId) {
+        if !self.copies_under_way(tier) {
+            if let Some(saving) = self.saving.get_mut(tier.index()) {
+                saving.moved = self.now;
+            }
+        }
     }
 
     /// Notes how a copy out of a tier ended. Half the way through staging proves nothing yet.
@@ -52,6 +69,7 @@ impl CacheController {
             _ => return,
         };
         let saving = &mut self.saving[tier.index()];
+        saving.moved = self.now;
         match (&transfer.error, &transfer.leg) {
             (Some(_), _) => saving.failed = true,
             (None, Leg::First(_)) => {}

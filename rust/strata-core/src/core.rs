@@ -42,6 +42,8 @@ pub struct Core {
     pub(crate) epoch: u64,
     /// Someone could not grow: no new plan until the outstanding ones are done and pages were freed.
     pub(crate) short_of_pages: bool,
+    /// A request gave back what it held.
+    pub(crate) gave_back: bool,
     /// Since when nothing has run or moved although somebody could go.
     pub(crate) blocked: Option<Time>,
     /// Requests that may need pages from disk.
@@ -72,6 +74,7 @@ impl Core {
             next_plan: 0,
             epoch: 0,
             short_of_pages: false,
+            gave_back: false,
             blocked: None,
             to_prefetch: HashSet::new(),
             maintenance: VecDeque::new(),
@@ -344,13 +347,16 @@ impl Core {
         self.at(now);
         self.cut_late_prefetches()?;
         self.pump_prefetches()?;
-        self.maintain(now)?;
         self.control.keep_shrinking()?;
+        self.gave_back = false;
         loop {
+            self.maintain(now)?;
             self.apply()?;
             self.form_plans(now)?;
-            // Forming plans may end somebody's wait: that is news for the next plan. Each prefetch ends but once.
-            if !self.control.has_effects() {
+            // Forming plans may end somebody's wait, or preempt somebody whose pages a resize waits for: that is news
+            // for the next plan. Each prefetch ends but once.
+            let goes_on = std::mem::take(&mut self.gave_back) && !self.maintenance.is_empty();
+            if !goes_on && !self.control.has_effects() {
                 return Ok(());
             }
         }

@@ -74,6 +74,7 @@ impl Core {
             let private: &[PageId] = &pages[published as usize..];
             duplicates.extend(private);
             self.control.release(id, pin, &duplicates, &loads)?;
+            self.gave_back = true;
             self.running.retain(|running| *running != id);
         }
         Ok(())

@@ -387,3 +387,35 @@ fn write_back_waits_for_a_hung_disk_once() {
     assert!(machine.core.is_idle());
     machine.core.check().unwrap();
 }
+
+/// Copies that hang are not waited for by those who run and need room: one of them gives way.
+#[test]
+fn runners_do_not_wait_for_copies_that_hang() {
+    for (host, staging) in [(0, 1), (1, 0)] {
+        let setup =
+            Setup { page_size: 1, pages: [16, host, 30], staging, outstanding: 1, ..Setup::default() };
+        PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+        let mut machine = Machine::new(setup, 19);
+        machine.hang_disk(true);
+        let prompt = |number: u32| -> Vec<Token> { (0..8).map(|index| index * number % 5).collect() };
+        for number in 1..=2u32 {
+            machine.arrive(RequestId(u64::from(number)), prompt(number), 8, "", 0);
+        }
+        let asked = machine.now;
+        while !machine.streams.is_empty() {
+            machine.move_one();
+            machine.compute_one();
+            machine.settle();
+            // The patience of this machine is 20 ms; nobody waits for it more than once or twice.
+            assert!(machine.now.since(asked) < Duration::from_millis(200), "{:?}", machine.core.stats());
+        }
+        for number in 1..=2u32 {
+            assert_eq!(machine.done[&RequestId(u64::from(number))], oracle(&prompt(number), 8));
+        }
+        assert!(machine.core.stats().preemptions > 0, "both found room: {:?}", machine.core.stats());
+        machine.hang_disk(false);
+        machine.drain();
+        assert!(machine.core.is_idle());
+        machine.core.check().unwrap();
+    }
+}
