@@ -122,7 +122,8 @@ impl CacheController {
             loads.push(self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?.0);
         }
         let tickets = self.join(request, &loads);
-        self.holds += 1;
+        self.holds.insert(request, self.next_hold);
+        self.next_hold += 1;
         pages.extend(rest);
         if hit > 0 {
             self.stats.hit_ages.count(self.tree.idle_time(pin.handle())?);
@@ -190,7 +191,7 @@ impl CacheController {
         for id in loads {
             self.leave(request, *id)?;
         }
-        self.holds -= 1;
+        self.holds.remove(&request);
         self.settle_in_use()
     }
 

@@ -37,9 +37,10 @@ pub struct CacheController {
     /// Loaded pages that lost the race to be the tree's copy, with the number of requests that still read them.
     pub(crate) shared_duplicates: HashMap<PageId, u32>,
     /// Slots that left the tree while a transfer or a request used them; in quarantine until none does.
-    pub(crate) in_use: Vec<(TierId, PageId)>,
-    /// Requests that hold device pages.
-    pub(crate) holds: usize,
+    pub(crate) in_use: Vec<InUse>,
+    /// Requests that hold device pages, numbered as they were admitted.
+    pub(crate) holds: HashMap<RequestId, u64>,
+    pub(crate) next_hold: u64,
     /// No new copies downward for now.
     pub(crate) copies_held: bool,
     pub(crate) now: Time,
@@ -48,12 +49,22 @@ pub struct CacheController {
     pub(crate) relays: Relays,
     pub(crate) budget: WriteBudget,
     pub(crate) recovery: Recovery,
+    /// When a tier that is still too large was last looked at.
+    pub(crate) shrunk: Time,
     /// The disk is being detached.
     pub(crate) disk_leaves: bool,
     /// What happened to requests and was not told yet.
     pub(crate) effects: VecDeque<Effect>,
     pub(crate) stats: ControlStats,
     pub(crate) outbox: Vec<ControlAction>,
+}
+
+/// A slot that left the tree while it was used.
+pub(crate) struct InUse {
+    pub tier: TierId,
+    pub slot: PageId,
+    /// The number of the first request that was admitted afterwards.
+    pub holds_before: u64,
 }
 
 /// A run of pages to move, before it has a number.
@@ -111,13 +122,15 @@ impl CacheController {
             transfers: TransferTable::default(),
             shared_duplicates: HashMap::new(),
             in_use: Vec::new(),
-            holds: 0,
+            holds: HashMap::new(),
+            next_hold: 0,
             copies_held: false,
             now: Time::default(),
             saving: Default::default(),
             relays: Relays::default(),
             budget,
             recovery: Recovery::default(),
+            shrunk: Time::default(),
             disk_leaves: false,
             effects: VecDeque::new(),
             stats: ControlStats::default(),
@@ -134,6 +147,11 @@ impl CacheController {
     pub fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.tree.set_clock(self.now.0);
+    }
+
+    /// Whether anything has happened to requests since the last call of `take_effects`.
+    pub fn has_effects(&self) -> bool {
+        !self.effects.is_empty()
     }
 
     /// What happened to requests since the last call, in order.
@@ -234,20 +252,29 @@ impl CacheController {
         count: u32,
         out: &mut Vec<PageId>,
     ) -> Result<bool, ControlError> {
-        let free = self.pools[tier.index()].free_pages();
-        if count > free {
-            if count > self.available(tier) {
+        // More than one round where the tier is shrinking: a page beyond its size leaves no room behind.
+        loop {
+            let short = count.saturating_sub(self.pools[tier.index()].free_pages()) as usize;
+            if short == 0 {
+                break;
+            }
+            if count > self.available(tier) || self.save_before_eviction(tier, short)? {
                 return Ok(false);
             }
-            if self.save_before_eviction(tier, (count - free) as usize)? {
-                return Ok(false);
+            if self.evict(tier, short)? == 0 {
+                break;
             }
-            let evicted = self.tree.evict(self.config.group, tier, (count - free) as usize)?;
-            self.stats.evicted[tier.index()] +=
-                evicted.iter().filter(|gone| gone.tier == tier).count() as u64;
-            self.take_back(&evicted)?;
         }
         Ok(self.pools[tier.index()].reserve(count, out))
+    }
+
+    /// Evicts pages of a tier; returns how many went.
+    fn evict(&mut self, tier: TierId, count: usize) -> Result<usize, ControlError> {
+        let evicted = self.tree.evict(self.config.group, tier, count)?;
+        let gone = evicted.iter().filter(|gone| gone.tier == tier).count();
+        self.stats.evicted[tier.index()] += gone as u64;
+        self.take_back(&evicted)?;
+        Ok(gone)
     }
 
     /// Reserves device pages for a request's own use.
@@ -276,7 +303,8 @@ impl CacheController {
             let pool = &mut self.pools[copy.tier.index()];
             if copy.in_use {
                 pool.quarantine(copy.slot)?;
-                self.in_use.push((copy.tier, copy.slot));
+                let holds_before = self.next_hold;
+                self.in_use.push(InUse { tier: copy.tier, slot: copy.slot, holds_before });
             } else {
                 pool.release(copy.slot)?;
             }

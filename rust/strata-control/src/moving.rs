@@ -56,6 +56,16 @@ impl Relays {
         self.by_source.get(&(kind, from)).copied()
     }
 
+    /// Pages of the relays of this kind, those that wait included.
+    fn pages(&self, kind: TransferKind) -> usize {
+        self.sources.values().filter(|(other, _)| *other == kind).map(|(_, pages)| pages.len()).sum()
+    }
+
+    /// Whether any relay of this kind waits or moves.
+    fn any(&self, kind: TransferKind) -> bool {
+        self.sources.values().any(|(other, _)| *other == kind)
+    }
+
     /// Whether nothing waits or moves.
     pub fn is_empty(&self) -> bool {
         self.sources.is_empty()
@@ -132,6 +142,7 @@ impl CacheController {
             }
             let moves = run.iter().zip(slots).map(|((_, from), to)| PageMove { from: *from, to }).collect();
             let plan = Plan::new(kind, *namespace, tokens, *first_page, moves);
+            self.begins_to_save(kind.source());
             started.insert(if relayed { self.relay(plan)? } else { self.start(plan)?.0 });
             rest = later;
         }
@@ -244,9 +255,22 @@ impl CacheController {
         self.transfers.get(id).map(|transfer| transfer.kind)
     }
 
+    /// Pages that prefetches nobody waits for any more keep until the disk lets go of them.
+    pub fn abandoned_pages(&self) -> usize {
+        self.transfers.cancelled_pages(TransferKind::Prefetch)
+    }
+
+    /// Pages of a tier on their way down by transfers of this kind.
+    pub(crate) fn pages_under_way(&self, tier: TierId, kind: TransferKind) -> usize {
+        match tier == TierId::DEVICE && self.is_staged() {
+            true => self.relays.pages(kind),
+            false => self.transfers.pages(kind),
+        }
+    }
+
     /// Whether pages of a tier are on their way down.
     pub fn copies_under_way(&self, tier: TierId) -> bool {
-        let relayed = tier == TierId::DEVICE && !self.relays.is_empty();
+        let relayed = tier == TierId::DEVICE && self.relays.any(TransferKind::Backup);
         relayed || self.downward(tier).is_some_and(|(_, kind)| self.transfers.count(kind) > 0)
     }
 

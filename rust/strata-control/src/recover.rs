@@ -28,6 +28,13 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
+    /// The records that wait for this parent.
+    fn take(&mut self, parent: &PageKey) -> Vec<(PageId, PageRecord)> {
+        let children = self.orphans.remove(parent).unwrap_or_default();
+        self.waiting -= children.len();
+        children
+    }
+
     /// The pages of everything that waits, which is forgotten. What is found later is to be erased.
     pub fn flush(&mut self) -> Vec<PageId> {
         self.waiting = 0;
@@ -120,7 +127,7 @@ impl CacheController {
         tokens: Vec<Token>,
     ) -> Result<u32, ControlError> {
         let mut taken = 0;
-        let children = recovery.orphans.remove(&parent).unwrap_or_default();
+        let children = recovery.take(&parent);
         let mut pending: Vec<(PageId, PageRecord, Vec<Token>)> =
             children.into_iter().map(|(page, record)| (page, record, tokens.clone())).collect();
         while let Some((page, record, mut tokens)) = pending.pop() {
@@ -129,12 +136,11 @@ impl CacheController {
             let mut next = Some((page, record));
             while let Some((page, record)) = next.filter(|(page, _)| self.is_unclaimed(*page)) {
                 tokens.extend_from_slice(&record.tokens);
-                let mut below = recovery.orphans.remove(&record.key).unwrap_or_default().into_iter();
+                let mut below = recovery.take(&record.key).into_iter();
                 next = below.next();
                 pending.extend(below.map(|(page, record)| (page, record, tokens.clone())));
                 run.push((page, record));
             }
-            recovery.waiting = recovery.waiting.saturating_sub(run.len().max(1));
             taken += self.adopt(recovery, &tokens, first_page, &run)?;
         }
         Ok(taken)

@@ -98,7 +98,9 @@ impl CacheController {
             }
             Leg::Second => {
                 let duplicates = self.commit(&transfer)?;
-                self.stats.staged_pages += transfer.pages_whole as u64;
+                if !transfer.cancelled {
+                    self.stats.staged_pages += transfer.pages_whole as u64;
+                }
                 for page in &duplicates {
                     self.pools[transfer.kind.destination().index()].abort(*page)?;
                 }
@@ -123,9 +125,7 @@ impl CacheController {
             Some(TransferError::Cancelled) => edge.cancelled += 1,
             Some(_) => edge.failed += 1,
         }
-        if transfer.error.is_some() && matches!(transfer.kind, TransferKind::Backup | TransferKind::Spill) {
-            self.save_failed(transfer.kind);
-        }
+        self.saved(transfer);
         if matches!(transfer.error, Some(TransferError::Corrupt { .. })) {
             self.stats.corrupt_records += 1;
         }
@@ -133,12 +133,17 @@ impl CacheController {
 
     /// Frees slots that left the tree while something used them, as soon as nothing does.
     pub(crate) fn settle_in_use(&mut self) -> Result<(), ControlError> {
-        for (tier, slot) in std::mem::take(&mut self.in_use) {
-            let moving = self.transfers.reads(tier, slot);
-            if moving || tier == TierId::DEVICE && self.holds > 0 {
-                self.in_use.push((tier, slot));
+        if self.in_use.is_empty() {
+            return Ok(());
+        }
+        let oldest = self.holds.values().min().copied().unwrap_or(u64::MAX);
+        for gone in std::mem::take(&mut self.in_use) {
+            // Whoever was admitted later has never seen the page.
+            let held = gone.tier == TierId::DEVICE && oldest < gone.holds_before;
+            if held || self.transfers.reads(gone.tier, gone.slot) {
+                self.in_use.push(gone);
             } else {
-                self.pools[tier.index()].settle(slot)?;
+                self.pools[gone.tier.index()].settle(gone.slot)?;
             }
         }
         Ok(())

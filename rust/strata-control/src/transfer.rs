@@ -57,6 +57,7 @@ pub(crate) struct TransferTable {
     by_source: HashMap<(TransferKind, PageId), InFlight>,
     /// Second legs by the number of their first.
     legs: HashMap<TransferId, TransferId>,
+    counts: HashMap<TransferKind, usize>,
 }
 
 impl TransferTable {
@@ -79,11 +80,15 @@ impl TransferTable {
         for step in &transfer.moves {
             self.by_source.insert((transfer.kind, step.from), InFlight { transfer: id, to: step.to });
         }
+        *self.counts.entry(transfer.kind).or_default() += 1;
         self.transfers.insert(id, transfer);
     }
 
     pub fn remove(&mut self, id: TransferId) -> Option<Transfer> {
         let transfer = self.transfers.remove(&id)?;
+        if let Some(count) = self.counts.get_mut(&transfer.kind) {
+            *count -= 1;
+        }
         self.legs.remove(&transfer.origin);
         for step in &transfer.moves {
             let key = (transfer.kind, step.from);
@@ -133,6 +138,19 @@ impl TransferTable {
     }
 
     pub fn count(&self, kind: TransferKind) -> usize {
-        self.transfers.values().filter(|transfer| transfer.kind == kind).count()
+        self.counts.get(&kind).copied().unwrap_or(0)
+    }
+
+    /// Pages that transfers of a kind move.
+    pub fn pages(&self, kind: TransferKind) -> usize {
+        let moving = self.transfers.values().filter(|transfer| transfer.kind == kind);
+        moving.map(|transfer| transfer.moves.len()).sum()
+    }
+
+    /// Pages that cancelled transfers of a kind keep until their Mover lets go.
+    pub fn cancelled_pages(&self, kind: TransferKind) -> usize {
+        let cancelled =
+            self.transfers.values().filter(|transfer| transfer.cancelled && transfer.kind == kind);
+        cancelled.map(|transfer| transfer.moves.len()).sum()
     }
 }

@@ -1,6 +1,7 @@
 //! From the queue into the running set: claim what is cached, reserve the rest, account for where it came from.
 
-use crate::core::Core;
+use crate::core::{Core, BLOCKED};
+use crate::plan::RefusalKind;
 use crate::request::{Admission, Phase, Request, Running, Sources};
 use crate::CoreError;
 use std::ops::Range;
@@ -63,39 +64,66 @@ impl Core {
     }
 
     /// Tries again where nobody runs: what keeps a request out then are the prefetches of others who wait, whose pages
-    /// must not lose the pages before them. They let go and begin again later.
+    /// must not lose the pages before them, and without a host tier its own, which lands where it needs room itself.
     pub(crate) fn admit_alone(&mut self, id: RequestId) -> Result<bool, CoreError> {
-        if !self.running.is_empty() {
-            return Ok(false);
-        }
-        let prefetching = |request: &&Request| request.id != id && request.prefetch.is_some();
-        let others: Vec<RequestId> =
-            self.requests.values().filter(prefetching).map(|request| request.id).collect();
-        for other in &others {
-            self.end_prefetch(*other)?;
-            self.to_prefetch.insert(*other);
-        }
-        Ok(!others.is_empty() && self.admit(id)?)
+        let own = (!self.control.is_staged()).then_some(id);
+        Ok(self.running.is_empty() && self.end_prefetches(0, own)? && self.admit(id)?)
     }
 
-    /// Nothing runs, and the policy finds room for nobody: without a host tier, what the next to go and those behind it
-    /// have prefetched lies on the device and is in the way. They let go, and begin again later. False if there was
-    /// nothing to let go of.
-    pub(crate) fn make_way(&mut self) -> Result<bool, CoreError> {
-        if !self.running.is_empty() || !self.plans.is_empty() || !self.control.is_staged() {
-            return Ok(false);
-        }
-        let free =
-            |id: &RequestId| self.requests.get(id).is_some_and(|request| request.held_until().is_none());
-        let Some(next) = self.queue.iter().position(free) else { return Ok(false) };
-        let prefetching =
-            |id: &&RequestId| self.requests.get(id).is_some_and(|request| request.prefetch.is_some());
-        let ended: Vec<RequestId> = self.queue.iter().skip(next).filter(prefetching).copied().collect();
+    /// Ends the prefetches of all but one who wait from this place in the queue on; they may begin again later. What
+    /// has arrived stays cached. False if there are none.
+    pub(crate) fn end_prefetches(&mut self, from: usize, but: Option<RequestId>) -> Result<bool, CoreError> {
+        let prefetching = |id: &&RequestId| {
+            Some(**id) != but && self.requests.get(id).is_some_and(|request| request.prefetch.is_some())
+        };
+        let ended: Vec<RequestId> = self.queue.iter().skip(from).filter(prefetching).copied().collect();
         for id in &ended {
             self.end_prefetch(*id)?;
             self.to_prefetch.insert(*id);
         }
         Ok(!ended.is_empty())
+    }
+
+    /// The place in the queue of the first who could go now.
+    fn next_to_go(&self) -> Option<usize> {
+        self.queue
+            .iter()
+            .position(|id| self.requests.get(id).is_some_and(|request| request.held_until().is_none()))
+    }
+
+    /// Nothing runs, and the policy finds room for nobody: without a host tier, what the next to go and those behind it
+    /// have prefetched lies on the device and is in the way. False if there was nothing to let go of.
+    pub(crate) fn make_way(&mut self) -> Result<bool, CoreError> {
+        let idle = self.running.is_empty() && self.plans.is_empty();
+        match self.next_to_go().filter(|_| idle && self.control.is_staged()) {
+            Some(place) => self.end_prefetches(place, None),
+            None => Ok(false),
+        }
+    }
+
+    /// Refuses the next to go when it has waited long enough for room that nobody who runs has: a transfer that never
+    /// ends keeps it, and everyone behind would wait for ever too. True if somebody was refused.
+    pub(crate) fn refuse_blocked(&mut self) -> Result<bool, CoreError> {
+        let idle = self.running.is_empty() && self.plans.is_empty();
+        let Some(place) = self.next_to_go().filter(|_| idle) else {
+            self.blocked = None;
+            return Ok(false);
+        };
+        let since = *self.blocked.get_or_insert(self.now);
+        if self.now.since(since) < BLOCKED {
+            return Ok(false);
+        }
+        self.blocked = None;
+        let (id, device) = (self.queue[place], self.control.tier_stats(TierId::DEVICE));
+        let reason = format!(
+            "no room on the device for {} s although nothing runs: {} of its {} pages are kept by transfers that do \
+             not end (does the disk hang?): try again later",
+            BLOCKED.as_secs(),
+            device.capacity.saturating_sub(self.control.available(TierId::DEVICE)),
+            device.capacity
+        );
+        self.give_up(id, RefusalKind::Busy, reason)?;
+        Ok(true)
     }
 
     /// The queue as the policy sees it.
@@ -147,17 +175,19 @@ fn need(request: &Request, found: &MatchResult, page_size: u32) -> Need {
     need
 }
 
-/// Where the prompt's tokens came from. After a preemption the hit may reach past the prompt.
+/// Where the prompt's tokens came from. After a preemption the hit may reach past the prompt: that part is not its.
 fn sources(request: &Request, hit: &[PageSource], page_size: usize) -> Sources {
     let mut sources = Sources::default();
+    let mut left = request.prompt;
     for (page, source) in hit.iter().enumerate() {
+        let tokens = page_size.min(left);
+        left -= tokens;
         match source {
-            PageSource::Host if request.from_disk.contains(&(page as u32)) => sources.disk += page_size,
-            PageSource::Host => sources.host += page_size,
-            PageSource::Device if request.from_disk.contains(&(page as u32)) => sources.disk += page_size,
-            PageSource::Device => sources.device += page_size,
+            _ if request.from_disk.contains(&(page as u32)) => sources.disk += tokens,
+            PageSource::Host => sources.host += tokens,
+            PageSource::Device => sources.device += tokens,
         }
     }
-    sources.computed = request.prompt.saturating_sub(sources.device + sources.host + sources.disk);
+    sources.computed = left;
     sources
 }

@@ -16,6 +16,9 @@ use strata_sched::cost::StepShape;
 use strata_sched::{Limits, Policy};
 use strata_types::{PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId};
 
+/// How long the next to go waits for room while nothing runs and no transfer ends, before it is refused.
+pub(crate) const BLOCKED: Duration = Duration::from_secs(30);
+
 /// The one writer: tree, controller and scheduler of one engine.
 pub struct Core {
     pub(crate) control: CacheController,
@@ -39,6 +42,10 @@ pub struct Core {
     pub(crate) epoch: u64,
     /// Someone could not grow: no new plan until the outstanding ones are done and pages were freed.
     pub(crate) short_of_pages: bool,
+    /// A request gave back what it held.
+    pub(crate) gave_back: bool,
+    /// Since when nothing has run or moved although somebody could go.
+    pub(crate) blocked: Option<Time>,
     /// Requests that may need pages from disk.
     pub(crate) to_prefetch: HashSet<RequestId>,
     pub(crate) maintenance: VecDeque<Maintenance>,
@@ -67,6 +74,8 @@ impl Core {
             next_plan: 0,
             epoch: 0,
             short_of_pages: false,
+            gave_back: false,
+            blocked: None,
             to_prefetch: HashSet::new(),
             maintenance: VecDeque::new(),
             outbox: VecDeque::new(),
@@ -169,12 +178,18 @@ impl Core {
     /// Refuses those who wait and, now that the device has shrunk, can never fit. Who runs may go on.
     pub(crate) fn refuse_unfit(&mut self) -> Result<(), CoreError> {
         for id in self.queue.clone() {
-            let Some(request) = self.requests.get(&id) else { continue };
-            if let Some(reason) = self.unfit(request.prompt, request.max_new_tokens) {
-                self.give_up(id, RefusalKind::Invalid, reason)?;
-            }
+            self.refuse_if_unfit(id)?;
         }
         Ok(())
+    }
+
+    /// As `refuse_unfit`, for one who waits.
+    pub(crate) fn refuse_if_unfit(&mut self, id: RequestId) -> Result<(), CoreError> {
+        let Some(request) = self.requests.get(&id) else { return Ok(()) };
+        match self.unfit(request.prompt, request.max_new_tokens) {
+            Some(reason) => self.give_up(id, RefusalKind::Invalid, reason),
+            None => Ok(()),
+        }
     }
 
     /// Pages of a hit that are of use: the last token is always computed, for its logits.
@@ -273,6 +288,7 @@ impl Core {
     /// A Mover has finished with a transfer.
     pub fn transfer_done(&mut self, now: Time, completion: TransferCompletion) -> Result<(), CoreError> {
         self.at(now);
+        self.blocked = None;
         if let Some(kind) = self.control.kind_of(completion.id) {
             self.costs.ended(kind, completion.bytes, self.now);
         }
@@ -331,16 +347,27 @@ impl Core {
         self.at(now);
         self.cut_late_prefetches()?;
         self.pump_prefetches()?;
-        self.maintain(now)?;
-        self.form_plans(now)?;
-        self.apply()
+        self.control.keep_shrinking()?;
+        self.gave_back = false;
+        loop {
+            self.maintain(now)?;
+            self.apply()?;
+            self.form_plans(now)?;
+            // Forming plans may end somebody's wait, or preempt somebody whose pages a resize waits for: that is news
+            // for the next plan. Each prefetch ends but once.
+            let goes_on = std::mem::take(&mut self.gave_back) && !self.maintenance.is_empty();
+            if !goes_on && !self.control.has_effects() {
+                return Ok(());
+            }
+        }
     }
 
     /// When `tick` has to be called next, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Time> {
         let holds = self.requests.values().filter_map(Request::held_until);
         let maintenance = self.maintenance.iter().map(|work| work.deadline);
-        holds.chain(maintenance).chain(self.control.next_deadline()).min()
+        let blocked = self.blocked.map(|since| since + BLOCKED);
+        holds.chain(maintenance).chain(blocked).chain(self.control.next_deadline()).min()
     }
 
     /// Whether nothing waits, runs or moves.

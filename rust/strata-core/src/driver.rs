@@ -71,6 +71,9 @@ pub enum DriverError {
     /// Core stopped, with what stopped it.
     #[error("the core has stopped: {0}")]
     Stopped(String),
+    /// There is a disk.
+    #[error("a disk is attached already, or something still uses the one that was: detach it first")]
+    DiskInUse,
     /// No answer in time.
     #[error("the core did not answer within {0:?}")]
     NoAnswer(Duration),
@@ -84,7 +87,7 @@ enum Command {
     Flush(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Demote(Vec<TierId>, Duration, Sender<MaintenanceReport>),
     Resize(TierId, u32, Duration, Sender<MaintenanceReport>),
-    AttachDisk(Arc<dyn Mover>, u32, Sender<()>),
+    AttachDisk(Arc<dyn Mover>, u32, Sender<bool>),
     Recovered(Range<u32>, Vec<(PageId, PageRecord)>, bool, Sender<u32>),
     DetachDisk(Duration, Sender<MaintenanceReport>),
     Measured(usize, Duration),
@@ -123,7 +126,8 @@ impl DriverHandle {
 
     fn ask<T>(&self, limit: Duration, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, DriverError> {
         let (reply, answer) = bounded(1);
-        self.send(command(reply))?;
+        // Only requests are turned away where many are on their way: what is asked for once is not asked again.
+        self.send_surely(command(reply))?;
         answer.recv_timeout(limit).map_err(|error| match error {
             RecvTimeoutError::Timeout => DriverError::NoAnswer(limit),
             RecvTimeoutError::Disconnected => self.stopped(),
@@ -186,7 +190,10 @@ impl DriverHandle {
 
     /// A disk of this many pages is there, none of them looked at yet.
     pub fn attach_disk(&self, disk: Arc<dyn Mover>, pages: u32) -> Result<(), DriverError> {
-        self.ask(ANSWER, |reply| Command::AttachDisk(disk, pages, reply))
+        match self.ask(ANSWER, |reply| Command::AttachDisk(disk, pages, reply))? {
+            true => Ok(()),
+            false => Err(DriverError::DiskInUse),
+        }
     }
 
     /// Reports what a stretch of the disk holds; returns how many pages match that did not before.
@@ -368,9 +375,11 @@ impl Loop {
             Command::Demote(tiers, limit, reply) => self.core.demote(now + limit, tiers, reply),
             Command::Resize(tier, pages, limit, reply) => self.core.resize(now + limit, tier, pages, reply),
             Command::AttachDisk(disk, pages, reply) => {
-                self.movers.disk = Some(disk);
-                self.core.attach_disk(pages)?;
-                let _gone = reply.try_send(());
+                let attached = self.core.attach_disk(pages)?;
+                if attached {
+                    self.movers.disk = Some(disk);
+                }
+                let _gone = reply.try_send(attached);
             }
             Command::Recovered(pages, found, last, reply) => {
                 let _gone = reply.try_send(self.core.recovered(pages, found, last)?);

@@ -62,7 +62,7 @@ impl Core {
         self.to_prefetch.insert(id);
         self.enqueue(id);
         // The device may have shrunk while it ran.
-        self.refuse_unfit()
+        self.refuse_if_unfit(id)
     }
 
     /// Gives back everything that a request holds; it is waiting afterwards.
@@ -74,6 +74,7 @@ impl Core {
             let private: &[PageId] = &pages[published as usize..];
             duplicates.extend(private);
             self.control.release(id, pin, &duplicates, &loads)?;
+            self.gave_back = true;
             self.running.retain(|running| *running != id);
         }
         Ok(())
@@ -91,6 +92,10 @@ impl Core {
         }
         if self.control.making_room(TierId::DEVICE) {
             return Ok(false);
+        }
+        // What those who wait have on the device goes before anybody who runs does.
+        if self.control.is_staged() && self.end_prefetches(0, None)? {
+            return Ok(true);
         }
         let youngest = self
             .running

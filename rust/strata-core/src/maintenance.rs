@@ -75,8 +75,9 @@ impl Core {
         self.begin(Job::Detach, deadline, vec![TierId::DISK], reply);
     }
 
-    /// A disk of this many pages is there; `recovered` tells what it holds.
-    pub fn attach_disk(&mut self, pages: u32) -> Result<(), CoreError> {
+    /// A disk of this many pages is there; `recovered` tells what it holds. False, and nothing has changed, while one is
+    /// there already.
+    pub fn attach_disk(&mut self, pages: u32) -> Result<bool, CoreError> {
         Ok(self.control.attach_disk(pages)?)
     }
 

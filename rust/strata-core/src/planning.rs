@@ -14,6 +14,14 @@ const NEXT_FEW: usize = 4;
 impl Core {
     /// Forms plans until enough are outstanding or nothing can be done.
     pub(crate) fn form_plans(&mut self, now: Time) -> Result<(), CoreError> {
+        self.form_possible_plans(now)?;
+        while self.refuse_blocked()? {
+            self.form_possible_plans(now)?;
+        }
+        Ok(())
+    }
+
+    fn form_possible_plans(&mut self, now: Time) -> Result<(), CoreError> {
         while self.plans.len() < self.outstanding_plans {
             if self.short_of_pages {
                 if !self.plans.is_empty() {

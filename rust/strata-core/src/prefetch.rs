@@ -1,5 +1,5 @@
-//! Reading from disk for requests that wait: in queue order, within a share of the tier that it lands in, and held
-//! only as long as the policy says. Whatever ends it, admission, abort or a late disk, what has arrived stays.
+//! Reading from disk for requests that wait: in queue order, within a share of the tier that it lands in (who comes
+//! later never takes from the share of who comes first), and held only as long as the policy says. Whatever ends it, admission, abort or a late disk, what has arrived stays.
 
 use crate::core::Core;
 use crate::request::{Phase, Request};
@@ -95,8 +95,8 @@ impl PrefetchPolicy for Timeout {
 
     fn holds_until(&self, view: &PrefetchView) -> Option<Time> {
         let thousands = view.prompt_tokens as f64 / 1000.0;
-        let span = self.base.saturating_add(self.per_thousand_tokens.mul_f64(thousands));
-        Some(view.since + span)
+        let grown = Duration::try_from_secs_f64(self.per_thousand_tokens.as_secs_f64() * thousands);
+        Some(view.since + self.base.saturating_add(grown.unwrap_or(Duration::MAX)))
     }
 }
 
@@ -152,15 +152,18 @@ impl Core {
         let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
         let capacity = self.control.tier_stats(lands).capacity;
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
-        let mut taken = self.pages_prefetched();
+        // A disk that hangs keeps what was given up too.
+        let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
         for id in self.queue.clone() {
             let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
             if room == 0 || self.to_prefetch.is_empty() {
                 break;
             }
             if self.to_prefetch.remove(&id) {
-                taken += self.begin_prefetch(id, room)?;
+                self.begin_prefetch(id, room)?;
             }
+            let prefetch = self.requests.get(&id).and_then(|request| request.prefetch.as_ref());
+            taken += prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32);
             if self.control.is_staged() {
                 // Pages land on the device, where those who wait must not keep each other from being admitted.
                 break;
@@ -177,32 +180,31 @@ impl Core {
         prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
-    /// Returns the pages that it will bring at most.
-    fn begin_prefetch(&mut self, id: RequestId, most: u32) -> Result<u32, CoreError> {
-        let Some(request) = self.requests.get(&id) else { return Ok(0) };
+    /// Begins to read at most so many pages for a request, if that is of use.
+    fn begin_prefetch(&mut self, id: RequestId, most: u32) -> Result<(), CoreError> {
+        let Some(request) = self.requests.get(&id) else { return Ok(()) };
         let may = matches!(request.phase, Phase::Waiting)
             && request.prefetch.is_none()
             && !request.prefetch_cut
             && request.prefetches < MAX_PREFETCHES;
         if !may {
-            return Ok(0);
+            return Ok(());
         }
         let usable = self.usable_pages(request);
         let on_disk = self.control.on_disk(&request.namespace, &request.tokens, usable)?;
         let Some(pages) = on_disk.map(|pages| pages.start..pages.end.min(pages.start + most)) else {
-            return Ok(0);
+            return Ok(());
         };
         let view = self.prefetch_view(request, self.now, pages.clone(), self.pages_ahead(id));
         if !self.prefetch_policy.begins(&view) {
             self.stats.recomputed_tokens[TierId::DISK.index()] += self.tokens_of(&pages);
             self.decided(id, |request| request.prefetch_cut = true);
-            return Ok(0);
+            return Ok(());
         }
         let tokens = &request.tokens;
         let begun = self.control.prefetch(id, &request.namespace, tokens, pages.end)?;
-        let Some(Prefetch { waits, pages, pin }) = begun else { return Ok(0) };
+        let Some(Prefetch { waits, pages, pin }) = begun else { return Ok(()) };
         let until = self.prefetch_policy.holds_until(&view);
-        let count = pages.end - pages.start;
         let since = self.now;
         self.decided(id, |request| {
             request.prefetches += 1;
@@ -211,7 +213,7 @@ impl Core {
             }
             request.prefetch = Some(Prefetching { waits, pages, pin, since, until });
         });
-        Ok(count)
+        Ok(())
     }
 
     fn decided(&mut self, id: RequestId, note: impl FnOnce(&mut Request)) {
@@ -368,6 +370,8 @@ mod tests {
         assert_eq!(WaitForAll { patience: SECOND }.holds_until(&any), Some(any.now + SECOND));
         let timeout = Timeout { base: SECOND, per_thousand_tokens: SECOND / 2 };
         assert_eq!(timeout.holds_until(&any), Some(any.since + 2 * SECOND));
+        let endless = Timeout { base: Duration::MAX, per_thousand_tokens: Duration::MAX };
+        assert_eq!(endless.holds_until(&any), Some(Time(u64::MAX)));
     }
 
     #[test]

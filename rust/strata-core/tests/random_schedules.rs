@@ -4,7 +4,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Prefetch, Setup, Write, PROMPTS, VOCABULARY};
+use machine::{oracle, Machine, Prefetch, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -30,6 +30,8 @@ enum Step {
     Flush(u8),
     Resize(u8, u32),
     PlugDisk,
+    /// The disk hangs, or answers again.
+    Hang(bool),
     Scan,
     Wait,
     /// Everything under way ends.
@@ -49,8 +51,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (1u8..8).prop_map(Step::Demote),
         2 => (1u8..8).prop_map(Step::Flush),
         1 => (0u8..3, 0u32..50).prop_map(|(tier, pages)| Step::Resize(tier, pages)),
-        1 => Just(Step::PlugDisk),
-        1 => Just(Step::Scan),
+        2 => Just(Step::PlugDisk),
+        2 => prop::bool::weighted(0.4).prop_map(Step::Hang),
+        2 => Just(Step::Scan),
         2 => Just(Step::Wait),
         6 => Just(Step::Drain),
     ];
@@ -74,9 +77,19 @@ fn setups() -> impl Strategy<Value = Setup> {
         policies,
         1usize..3,
         prop::sample::select(vec![3u32, 8, 64]),
-        prop::sample::select(vec![0u8, 20]),
+        prop::sample::select(vec![0u8, 20, 20]),
+        (
+            prop::sample::select(vec![5u8, 60, 60, 60, 100]),
+            prop::sample::select(vec![None, None, Some(2000u64)]),
+            prop_oneof![
+                4 => Just(Speeds::Unknown),
+                1 => Just(Speeds::SlowHost),
+                1 => Just(Speeds::SlowDisk),
+                2 => Just(Speeds::Fast),
+            ],
+        ),
     )
-        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent)| {
+        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more)| {
             let (device, host, disk, staging) = sizes;
             let device = device * 4 / page_size as u32 + 4;
             Setup {
@@ -88,6 +101,9 @@ fn setups() -> impl Strategy<Value = Setup> {
                 outstanding,
                 batch_tokens,
                 fault_percent,
+                share_percent: more.0,
+                disk_bytes_per_day: more.1,
+                speeds: more.2,
             }
         })
 }
@@ -143,17 +159,24 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
                 }
             }
             Step::PlugDisk => machine.plug_disk(30),
+            Step::Hang(hangs) => machine.hang_disk(hangs),
             Step::Scan => machine.scan_one(),
             Step::Drain => machine.drain(),
             Step::Wait => machine.now = machine.now + Duration::from_millis(35),
         }
         machine.settle();
     }
+    // Every request is answered, whatever the disk does.
+    machine.drain();
+    let unanswered: Vec<&RequestId> = machine.streams.keys().collect();
+    assert!(unanswered.is_empty(), "{unanswered:?} wait for ever: {:?}", machine.core.stats());
+    machine.hang_disk(false);
     machine.drain();
     assert!(machine.core.is_idle(), "not idle: {:?}", machine.core.stats());
     machine.core.check().unwrap();
     for (id, answer) in wanted {
         match machine.refused.get(&id) {
+            Some(RefusalKind::Busy) => assert!(machine.ever_hung, "request {id} found no room"),
             Some(kind) => assert_eq!(*kind, RefusalKind::Invalid),
             None => assert_eq!(machine.done.get(&id), Some(&answer), "request {id}"),
         }
@@ -169,7 +192,7 @@ fn every_stream_equals_the_oracle() {
         max_shrink_iters: 20_000,
         ..ProptestConfig::default()
     };
-    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
     let totals = RefCell::new(Totals::default());
     let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
         let (stats, found_again) = run(setup, steps, noise);
@@ -225,4 +248,13 @@ impl Totals {
 /// `STRATA_SOAK_CASES` makes the long version.
 fn cases() -> u32 {
     std::env::var("STRATA_SOAK_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2000)
+}
+
+/// `STRATA_SOAK_SEED` makes other schedules.
+fn seed() -> [u8; 32] {
+    let number: u64 =
+        std::env::var("STRATA_SOAK_SEED").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
+    let mut seed = [0; 32];
+    seed[..8].copy_from_slice(&number.to_le_bytes());
+    seed
 }

@@ -281,3 +281,141 @@ fn what_a_waiting_request_has_on_the_device_keeps_nobody_out() {
     }
     machine.core.check().unwrap();
 }
+
+/// A disk that hangs keeps what it has begun for ever. Whoever comes later is answered all the same, and what the hung
+/// reads keep of the device is bounded.
+#[test]
+fn a_disk_that_hangs_costs_its_own_pages_and_no_answer() {
+    for (host, staging) in [(0, 6), (24, 0)] {
+        let setup = Setup { page_size: 1, pages: [24, host, 60], staging, ..Setup::default() };
+        PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+        let mut machine = Machine::new(setup, 11);
+        let prompt =
+            |step: u32| -> Vec<Token> { (0..12).map(|index| (index + 1) * step % VOCABULARY).collect() };
+        let ask = |machine: &mut Machine, number: u32, step: u32| {
+            machine.arrive(RequestId(u64::from(number)), prompt(step), 1, "", 0);
+            machine.settle();
+            machine.drain();
+        };
+        for step in 1..=4 {
+            ask(&mut machine, step, step);
+        }
+        let (reply, _answer) = crossbeam_channel::bounded(1);
+        let tiers = vec![TierId::DEVICE, TierId::HOST];
+        machine.core.demote(machine.now + Duration::from_secs(1), tiers, reply);
+        machine.settle();
+        machine.drain();
+        machine.hang_disk(true);
+        for number in 5..=20u32 {
+            let step = 1 + number % 4;
+            ask(&mut machine, number, step);
+            let answer = machine.done.get(&RequestId(u64::from(number)));
+            assert_eq!(answer, Some(&oracle(&prompt(step), 1)), "request {number}, a host tier of {host}");
+        }
+        machine.hang_disk(false);
+        machine.drain();
+        assert!(machine.core.is_idle(), "{:?}", machine.core.stats());
+        machine.core.check().unwrap();
+    }
+}
+
+/// A copy to the host that arrives when the host tier has just been taken away must not stay: its pages are staging now.
+#[test]
+fn a_host_tier_that_is_gone_keeps_nothing_that_was_on_its_way() {
+    let setup = Setup { pages: [40, 40, 40], staging: 6, ..Setup::default() };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 13);
+    let prompt: Vec<Token> = (0..21).map(|index| index % VOCABULARY).collect();
+    machine.arrive(RequestId(1), prompt.clone(), 1, "", 0);
+    machine.settle();
+    machine.compute_one();
+    machine.settle();
+    assert!(machine.transfers.iter().any(|transfer| transfer.kind == TransferKind::Backup));
+    let (reply, answer) = crossbeam_channel::bounded(1);
+    machine.core.resize(machine.now + Duration::from_millis(5), TierId::HOST, 0, reply);
+    machine.settle();
+    machine.now = machine.now + Duration::from_millis(10);
+    machine.settle();
+    let _early = answer.try_recv();
+    machine.drain();
+    machine.now = machine.now + Duration::from_millis(200);
+    machine.settle();
+    assert_eq!(machine.core.stats().tiers[1].resident, 0, "{:?}", machine.core.stats().tiers);
+    // And the way through staging is open.
+    machine.arrive(RequestId(2), (0..21).map(|index| index * 3 % VOCABULARY).collect(), 1, "", 0);
+    machine.settle();
+    machine.drain();
+    assert!(machine.core.stats().control.staged_pages > 0);
+    machine.core.check().unwrap();
+}
+
+/// Write-back waits for a tier that hangs once, not once for each eviction.
+#[test]
+fn write_back_waits_for_a_hung_disk_once() {
+    let setup = Setup {
+        page_size: 1,
+        pages: [20, 12, 60],
+        write: [Write::Back; 2],
+        outstanding: 1,
+        ..Setup::default()
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 17);
+    machine.hang_disk(true);
+    let mut waits = Vec::new();
+    for number in 1..=16u32 {
+        let prompt: Vec<Token> =
+            (0..14).map(|index| (index * index + index * number + number) % VOCABULARY).collect();
+        let asked = machine.now;
+        machine.arrive(RequestId(u64::from(number)), prompt.clone(), 1, "", 0);
+        machine.settle();
+        while machine.streams.contains_key(&RequestId(u64::from(number))) {
+            machine.move_one();
+            machine.compute_one();
+            machine.settle();
+            let state = (number, machine.core.stats(), &machine.transfers, &machine.hanging, &machine.plans);
+            assert!(machine.now.since(asked) < Duration::from_secs(1), "{state:?}");
+        }
+        assert_eq!(machine.done[&RequestId(u64::from(number))], oracle(&prompt, 1));
+        waits.push(machine.now.since(asked));
+    }
+    // The patience of this machine is 20 ms.
+    let waited = waits.iter().filter(|wait| **wait >= Duration::from_millis(20)).count();
+    assert!((1..=2).contains(&waited), "once for each tier: {waits:?}");
+    machine.hang_disk(false);
+    machine.drain();
+    assert!(machine.core.is_idle());
+    machine.core.check().unwrap();
+}
+
+/// Copies that hang are not waited for by those who run and need room: one of them gives way.
+#[test]
+fn runners_do_not_wait_for_copies_that_hang() {
+    for (host, staging) in [(0, 1), (1, 0)] {
+        let setup =
+            Setup { page_size: 1, pages: [16, host, 30], staging, outstanding: 1, ..Setup::default() };
+        PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+        let mut machine = Machine::new(setup, 19);
+        machine.hang_disk(true);
+        let prompt = |number: u32| -> Vec<Token> { (0..8).map(|index| index * number % 5).collect() };
+        for number in 1..=2u32 {
+            machine.arrive(RequestId(u64::from(number)), prompt(number), 8, "", 0);
+        }
+        let asked = machine.now;
+        while !machine.streams.is_empty() {
+            machine.move_one();
+            machine.compute_one();
+            machine.settle();
+            // The patience of this machine is 20 ms; nobody waits for it more than once or twice.
+            assert!(machine.now.since(asked) < Duration::from_millis(200), "{:?}", machine.core.stats());
+        }
+        for number in 1..=2u32 {
+            assert_eq!(machine.done[&RequestId(u64::from(number))], oracle(&prompt(number), 8));
+        }
+        assert!(machine.core.stats().preemptions > 0, "both found room: {:?}", machine.core.stats());
+        machine.hang_disk(false);
+        machine.drain();
+        assert!(machine.core.is_idle());
+        machine.core.check().unwrap();
+    }
+}

@@ -8,9 +8,8 @@ use crossbeam_channel::{bounded, Receiver, RecvTimeoutError, Sender};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use strata_core::DriverHandle;
+use strata_core::{DriverError, DriverHandle};
 use strata_disk::{DiskConfig, DiskError, DiskStats, DiskStore, Health, PageMemory, Recovery};
 use strata_tier::CompletionSender;
 use strata_types::TierId;
@@ -21,8 +20,11 @@ const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const RECOVERY_AT_START: Duration = Duration::from_secs(2);
 /// How often a recovery that is waited for is looked at.
 const RECOVERY_LOOK: Duration = Duration::from_millis(10);
-/// The longest that nothing comes from a recovery that is alive.
-const RECOVERY_SILENCE: Duration = Duration::from_secs(60);
+/// How often a recovery from which nothing comes is asked whether its store still serves.
+const GLANCE: Duration = Duration::from_millis(500);
+/// How long a close waits for the disk's threads, each of which is in a call with a bound of its own unless the file
+/// system hangs.
+const THREAD_END: Duration = Duration::from_secs(12);
 
 /// What is known of the disk now.
 enum State {
@@ -31,7 +33,14 @@ enum State {
     /// It could not be opened and is tried again.
     Waiting { reason: String, config: Box<DiskConfig>, next: Instant, wait: Duration },
     /// It serves.
-    Attached(Arc<DiskStore>),
+    Attached(Attached),
+}
+
+/// A store that serves, and its recovery.
+struct Attached {
+    store: Arc<DiskStore>,
+    /// Ends with the thread that hands over what the disk holds.
+    recovery: Receiver<()>,
 }
 
 struct Shared {
@@ -39,18 +48,19 @@ struct Shared {
     memory: Arc<dyn PageMemory>,
     completions: CompletionSender,
     state: Mutex<State>,
+    /// Held by whoever opens, closes or resizes a root, so that only one is attached, and the one that `state` names.
+    /// Never by one who only looks.
+    changing: Mutex<()>,
     recovered_pages: AtomicU32,
     damaged_records: AtomicU32,
     attempts: AtomicU64,
-    /// Held while the disk is opened, closed or resized: store and Core must change in step.
-    changing: Mutex<()>,
 }
 
 /// Keeps the disk tier.
 pub struct DiskKeeper {
     shared: Arc<Shared>,
-    /// Dropped to end the thread.
-    alive: Mutex<Option<(Sender<()>, JoinHandle<()>)>>,
+    /// Dropped to end the thread, and what ends with it.
+    alive: Mutex<Option<(Sender<()>, Receiver<()>)>>,
 }
 
 /// Errors that may pass: another owner, a device that fails or hangs.
@@ -71,10 +81,10 @@ impl DiskKeeper {
             memory,
             completions,
             state: Mutex::new(State::Off("it is being opened".into())),
+            changing: Mutex::default(),
             recovered_pages: AtomicU32::new(0),
             damaged_records: AtomicU32::new(0),
             attempts: AtomicU64::new(0),
-            changing: Mutex::new(()),
         });
         match config {
             Ok(config) => {
@@ -87,11 +97,8 @@ impl DiskKeeper {
         }
         let (alive, closed) = bounded(0);
         let watched = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("strata-disk-keeper".into())
-            .spawn(move || watched.keep_trying(&closed))
-            .map_err(|error| Failure::Capacity(format!("cannot start the disk's thread: {error}")))?;
-        Ok(DiskKeeper { shared, alive: Mutex::new(Some((alive, thread))) })
+        let ended = start_thread("strata-disk-keeper", move || watched.keep_trying(&closed))?;
+        Ok(DiskKeeper { shared, alive: Mutex::new(Some((alive, ended))) })
     }
 
     /// The store, while it serves.
@@ -101,8 +108,8 @@ impl DiskKeeper {
 
     /// Opens a root while the engine serves. Waits for no recovery.
     pub fn attach(&self, config: DiskConfig) -> Outcome<()> {
-        let _one_at_a_time = self.shared.one_at_a_time();
-        if let State::Attached(store) = &*self.shared.state() {
+        let _changing = self.shared.change();
+        if let Some(store) = self.store() {
             let described = store.describe();
             return Err(Failure::Config(format!(
                 "a disk is attached already ({described}): detach it first"
@@ -113,22 +120,21 @@ impl DiskKeeper {
 
     /// Forgets the disk and closes it; what it holds stays there. False if something still used it after `limit`.
     pub fn detach(&self, limit: Duration) -> Outcome<bool> {
-        let _one_at_a_time = self.shared.one_at_a_time();
-        let Some(store) = self.store() else {
-            *self.shared.state() = State::Off("it was detached".into());
-            return Ok(true);
-        };
-        if self.shared.handle.detach_disk(limit)?.timed_out {
+        let _changing = self.shared.change();
+        if self.store().is_some() && self.shared.handle.detach_disk(limit)?.timed_out {
             return Ok(false);
         }
-        *self.shared.state() = State::Off("it was detached".into());
+        let before = std::mem::replace(&mut *self.shared.state(), State::Off("it was detached".into()));
+        let State::Attached(Attached { store, recovery }) = before else { return Ok(true) };
         store.close()?;
+        // What it still hands over must not reach Core once another disk is there.
+        let _ended = recovery.recv_timeout(THREAD_END);
         Ok(true)
     }
 
     /// Gives the disk tier another cap. The files shrink only once nothing uses what lies beyond.
     pub fn resize(&self, bytes: u64, limit: Duration) -> Outcome<Resized> {
-        let _one_at_a_time = self.shared.one_at_a_time();
+        let _changing = self.shared.change();
         let Some(store) = self.store() else {
             return Err(Failure::Config("the disk tier is off: attach a disk first".into()));
         };
@@ -152,7 +158,7 @@ impl DiskKeeper {
             State::Waiting { reason, wait, .. } => {
                 (None, Some(format!("{reason}; it is tried again every {} s", wait.as_secs())))
             }
-            State::Attached(store) => (Some(store.describe()), problem(store)),
+            State::Attached(Attached { store, .. }) => (Some(store.describe()), problem(store)),
         }
     }
 
@@ -175,12 +181,37 @@ impl DiskKeeper {
     /// Ends the thread and closes the store.
     pub fn close(&self) -> Outcome<()> {
         let alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some((alive, thread)) = alive {
+        let mut hangs = false;
+        if let Some((alive, ended)) = alive {
             drop(alive);
-            let _panicked = thread.join();
+            hangs = matches!(ended.recv_timeout(THREAD_END), Err(RecvTimeoutError::Timeout));
         }
-        self.store().map_or(Ok(()), |store| Ok(store.close()?))
+        if let Some(store) = self.store() {
+            store.close()?;
+        }
+        if hangs {
+            let waited = THREAD_END.as_secs();
+            let text = format!(
+                "opening the disk's root has not ended {waited} s after the close: its file system hangs"
+            );
+            return Err(Failure::Storage(text));
+        }
+        Ok(())
     }
+}
+
+/// Starts a thread; what is returned ends with it.
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Outcome<Receiver<()>> {
+    let (running, ended) = bounded(0);
+    let work = move || {
+        let _running: Sender<()> = running;
+        work();
+    };
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(work)
+        .map_err(|error| Failure::Capacity(format!("cannot start the thread {name}: {error}")))?;
+    Ok(ended)
 }
 
 /// Changes the store's cap, after its recovery if one is under way.
@@ -210,18 +241,18 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+    fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn store(&self) -> Option<Arc<DiskStore>> {
         match &*self.state() {
-            State::Attached(store) => Some(Arc::clone(store)),
+            State::Attached(Attached { store, .. }) => Some(Arc::clone(store)),
             _ => None,
         }
     }
 
-    /// Opens a root and hands it to Core. Says when its recovery is over; none if it has to be tried again.
+    /// Opens a root and hands it to Core. Returns what ends with its recovery; none if it has to be tried again.
     fn open(self: &Arc<Self>, config: DiskConfig) -> Outcome<Option<Receiver<()>>> {
         self.attempts.fetch_add(1, Relaxed);
         let opened = DiskStore::open(config.clone(), Arc::clone(&self.memory), self.completions.clone());
@@ -235,17 +266,10 @@ impl Shared {
         };
         let store = Arc::new(store);
         self.handle.attach_disk(store.clone(), store.capacity())?;
-        *self.state() = State::Attached(store);
-        let (over, done) = bounded(1);
-        let watched = Arc::clone(self);
-        std::thread::Builder::new()
-            .name("strata-recovery".into())
-            .spawn(move || {
-                watched.take_in(&recovery);
-                let _gone = over.try_send(());
-            })
-            .map_err(|error| Failure::Capacity(format!("cannot start the recovery's thread: {error}")))?;
-        Ok(Some(done))
+        let (watched, serving) = (Arc::clone(self), Arc::clone(&store));
+        let ended = start_thread("strata-recovery", move || watched.take_in(&recovery, &serving))?;
+        *self.state() = State::Attached(Attached { store, recovery: ended.clone() });
+        Ok(Some(ended))
     }
 
     fn wait_and_retry(&self, reason: String, config: DiskConfig) {
@@ -257,16 +281,27 @@ impl Shared {
         *state = State::Waiting { reason, config: Box::new(config), next: Instant::now() + wait, wait };
     }
 
-    /// Hands over what the disk holds, batch by batch, until the last, the store's end or Core's.
-    fn take_in(&self, recovery: &Recovery) {
-        while let Ok(batch) = recovery.batches().recv_timeout(RECOVERY_SILENCE) {
-            self.damaged_records.fetch_add(batch.damaged, Relaxed);
-            let found = batch.records.into_iter().map(|found| (found.page, found.record)).collect();
-            match self.handle.recovered(batch.pages, found, batch.last) {
-                Ok(pages) => self.recovered_pages.fetch_add(pages, Relaxed),
-                // Core has stopped: nobody is left to tell.
-                Err(_) => return,
+    /// Hands over what the disk holds, batch by batch, until the last, the store's end or Core's. A disk that hangs is
+    /// waited for as long as its store serves: pages that no batch names stay unused.
+    fn take_in(&self, recovery: &Recovery, store: &DiskStore) {
+        while store.health() != Health::Closed {
+            let batch = match recovery.batches().recv_timeout(GLANCE) {
+                Ok(batch) => batch,
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return,
             };
+            self.damaged_records.fetch_add(batch.damaged, Relaxed);
+            let found: Vec<_> = batch.records.into_iter().map(|found| (found.page, found.record)).collect();
+            while store.health() != Health::Closed {
+                match self.handle.recovered(batch.pages.clone(), found.clone(), batch.last) {
+                    Ok(pages) => drop(self.recovered_pages.fetch_add(pages, Relaxed)),
+                    // Core is behind; to be told twice does no harm.
+                    Err(DriverError::Busy | DriverError::NoAnswer(_)) => continue,
+                    // Core has stopped: nobody is left to tell.
+                    Err(_) => return,
+                }
+                break;
+            }
             if batch.last {
                 return;
             }
@@ -280,7 +315,7 @@ impl Shared {
                 Err(RecvTimeoutError::Timeout) => {}
                 _ => return,
             }
-            let _one_at_a_time = self.one_at_a_time();
+            let _changing = self.change();
             let due: Option<(DiskConfig, PathBuf)> = match &*self.state() {
                 State::Waiting { config, next, .. } if *next <= Instant::now() => {
                     Some(((**config).clone(), config.root.clone()))

@@ -59,6 +59,7 @@ impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Failure {
         match error {
             DriverError::Busy => Failure::Capacity(error.to_string()),
+            DriverError::DiskInUse => Failure::Config(error.to_string()),
             DriverError::Stopped(_) | DriverError::NoAnswer(_) => Failure::Stopped(error.to_string()),
         }
     }

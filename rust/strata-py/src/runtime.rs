@@ -191,7 +191,8 @@ fn start_warming(pools: [(Region, KvLayout, u32); 2]) -> Option<std::thread::Joi
 }
 
 fn seconds(value: f64) -> Duration {
-    Duration::from_secs_f64(value.clamp(0.0, 86_400.0))
+    // The second bound is for what is not a number.
+    Duration::from_secs_f64(value.clamp(0.0, 86_400.0).max(0.0))
 }
 
 fn tiers(names: &[String]) -> Outcome<Vec<TierId>> {

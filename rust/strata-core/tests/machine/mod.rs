@@ -1,7 +1,13 @@
 //! A machine made of plain vectors for Core to drive. A page's "KV" at a position is the hash of all tokens up to it,
 //! so any page that is reused too early, loaded to the wrong place or matched before it is whole shows as a wrong hash
 //! under some row.
-#![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::expect_used,
+    clippy::field_reassign_with_default
+)]
 
 use crossbeam_channel::{bounded, Receiver};
 use std::cell::RefCell;
@@ -11,9 +17,9 @@ use std::time::Duration;
 use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
 use strata_core::{
     Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PrefetchPolicy,
-    RefusalKind, RowResult, StepFailure, StepTime, Timeout, WaitForAll,
+    RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
 };
-use strata_sched::cost::CostPrior;
+use strata_sched::cost::{CostPrior, LinkCost, StepCost};
 use strata_sched::{FirstComeFirstServed, Limits};
 use strata_types::{
     GroupId, Namespace, PageId, PageRecord, RequestId, ShardId, Time, Token, TransferCompletion,
@@ -22,6 +28,8 @@ use strata_types::{
 
 pub const VOCABULARY: u32 = 11;
 pub const END: Token = 7;
+/// Transfers that a disk which hangs has begun; after them it takes no more.
+const MOST_HANGING: usize = 4;
 /// Pages that any tier may grow to.
 pub const MOST_PAGES: u32 = 128;
 
@@ -61,21 +69,56 @@ pub struct Setup {
     pub outstanding: usize,
     pub batch_tokens: u32,
     pub fault_percent: u8,
+    /// The part of a tier that prefetches may fill.
+    pub share_percent: u8,
+    pub disk_bytes_per_day: Option<u64>,
+    pub speeds: Speeds,
 }
 
 impl Default for Setup {
-    /// A device and a host tier with room, and nothing that goes wrong.
+    /// All tiers, no faults.
     fn default() -> Setup {
         Setup {
             page_size: 2,
-            pages: [40, 40, 0],
+            pages: [40, 40, 40],
             write: [Write::Through; 2],
             prefetch: Prefetch::Adaptive,
             staging: 0,
             outstanding: 2,
             batch_tokens: 64,
             fault_percent: 0,
+            share_percent: 60,
+            disk_bytes_per_day: None,
+            speeds: Speeds::Unknown,
         }
+    }
+}
+
+/// What Core believes of the hardware.
+#[derive(Clone, Copy, Debug)]
+pub enum Speeds {
+    Unknown,
+    /// A load takes longer than to compute.
+    SlowHost,
+    /// A read takes longer than to compute.
+    SlowDisk,
+    /// All links are much quicker than computing.
+    Fast,
+}
+
+impl Speeds {
+    fn prior(self) -> CostPrior {
+        let link = |per_byte| LinkCost { latency: 0.0, per_byte };
+        let (load, read) = match self {
+            Speeds::Unknown => return CostPrior::default(),
+            Speeds::SlowHost => (1.0, 1e-9),
+            Speeds::SlowDisk => (1e-9, 1.0),
+            Speeds::Fast => (1e-9, 1e-9),
+        };
+        let step = StepCost { per_step: 1e-3, per_token: 1e-3, per_pair: 0.0 };
+        let mut prior = CostPrior::default();
+        prior.prefill = Some(step);
+        prior.with_link(TransferKind::Load, link(load)).with_link(TransferKind::Prefetch, link(read))
     }
 }
 
@@ -121,6 +164,13 @@ pub struct Machine {
     pub setup: Setup,
     pub memory: [Vec<Vec<u64>>; 3],
     pub transfers: VecDeque<TransferDescriptor>,
+    /// The disk hangs: what it has begun does not end, and cannot be ended, until it answers again.
+    pub disk_hangs: bool,
+    pub hanging: Vec<TransferDescriptor>,
+    /// A disk that hung may have cost requests their room.
+    pub ever_hung: bool,
+    /// Something was reported to Core since the last tick.
+    news: bool,
     pub plans: VecDeque<Plan>,
     pub epoch: u64,
     pub now: Time,
@@ -159,7 +209,7 @@ impl Machine {
             backup: setup.write[0].policy(),
             spill: setup.write[1].policy(),
             save_patience: Duration::from_millis(20),
-            disk_bytes_per_day: None,
+            disk_bytes_per_day: setup.disk_bytes_per_day,
             transfer_pages: 3,
             ghost_pages: 50,
         };
@@ -170,8 +220,8 @@ impl Machine {
             outstanding_plans: setup.outstanding,
             max_waiting: 100,
             prefetch_policy: setup.prefetch.policy(),
-            prefetch_share: 0.6,
-            costs: CostPrior::default(),
+            prefetch_share: f64::from(setup.share_percent) / 100.0,
+            costs: setup.speeds.prior(),
             always_loads: false,
         })
         .unwrap();
@@ -181,6 +231,10 @@ impl Machine {
             setup,
             memory,
             transfers: VecDeque::new(),
+            disk_hangs: false,
+            hanging: Vec::new(),
+            ever_hung: false,
+            news: false,
             plans: VecDeque::new(),
             epoch: 0,
             now: Time(0),
@@ -207,15 +261,39 @@ impl Machine {
 
     pub fn settle(&mut self) {
         self.now = self.now + Duration::from_millis(1);
+        self.tick();
+        // An eviction that waits for write-back may find other victims each time that it is tried.
+        if !self.news && !self.setup.write.contains(&Write::Back) {
+            // Nobody wakes Core without news before its deadline: whatever could be computed has been planned.
+            let planned = self.plans.len();
+            self.tick();
+            let late = self.plans.range(planned..);
+            assert_eq!(late.len(), 0, "left undone until something else happens: {late:?}");
+        }
+        if let Some(Ok(report)) = self.detaching.as_ref().map(|answer| answer.try_recv()) {
+            self.attached &= report.timed_out;
+            self.detaching = None;
+        }
+        self.core.check().unwrap();
+    }
+
+    fn tick(&mut self) {
+        self.news = false;
         self.core.tick(self.now).unwrap();
         for action in self.core.take_actions() {
             match action {
-                Action::Plan(plan) => self.plans.push_back(plan),
+                Action::Plan(plan) => {
+                    self.expect_own_pages(&plan);
+                    self.plans.push_back(plan);
+                }
                 Action::Refuse(refusal) => {
                     self.left.extend(self.streams.remove_entry(&refusal.request));
                     self.refused.insert(refusal.request, refusal.kind);
                 }
-                Action::Control(ControlAction::Submit(transfer)) => self.transfers.push_back(transfer),
+                Action::Control(ControlAction::Submit(transfer)) => {
+                    self.expect_untouched(&transfer);
+                    self.transfers.push_back(transfer);
+                }
                 Action::Control(ControlAction::Cancel(_, id)) => {
                     if let Some(index) = self.transfers.iter().position(|transfer| transfer.id == id) {
                         let transfer = self.transfers.remove(index).unwrap();
@@ -225,22 +303,61 @@ impl Machine {
                 }
             }
         }
-        if let Some(Ok(report)) = self.detaching.as_ref().map(|answer| answer.try_recv()) {
-            self.attached &= report.timed_out;
-            self.detaching = None;
+    }
+
+    /// Every page that a transfer under way reads or writes.
+    fn under_way(&self) -> impl Iterator<Item = (usize, PageId)> + '_ {
+        self.transfers.iter().chain(&self.hanging).flat_map(|other| {
+            let (from, to) = (other.kind.source().index(), other.kind.destination().index());
+            other.pages.iter().flat_map(move |step| [(from, step.from), (to, step.to)])
+        })
+    }
+
+    /// A transfer writes no page that another one still reads or writes.
+    fn expect_untouched(&self, transfer: &TransferDescriptor) {
+        let tier = transfer.kind.destination().index();
+        for step in &transfer.pages {
+            let touched = self.under_way().any(|page| page == (tier, step.to));
+            assert!(!touched, "{transfer:?} writes page {} while it is in use", step.to);
         }
-        self.core.check().unwrap();
+    }
+
+    /// A plan writes no page that a transfer under way reads or writes.
+    fn expect_own_pages(&self, plan: &Plan) {
+        let size = self.setup.page_size;
+        for row in &plan.rows {
+            let written = row.start / size..(row.start + row.length).div_ceil(size);
+            for page in &row.pages[written] {
+                let touched = self.under_way().any(|other| other == (0, *page));
+                assert!(!touched, "request {} writes page {page} while it is in use", row.request);
+            }
+        }
+    }
+
+    /// The disk hangs, or answers again.
+    pub fn hang_disk(&mut self, hangs: bool) {
+        self.disk_hangs = hangs;
+        self.ever_hung |= hangs;
+        while let Some(transfer) = (!hangs).then(|| self.hanging.pop()).flatten() {
+            let whole = self.random(transfer.pages.len() + 1);
+            let late = || TransferError::Io { operation: transfer.kind.name().into(), reason: "late".into() };
+            let error = (whole < transfer.pages.len()).then(late);
+            self.finish(transfer, whole, error);
+        }
     }
 
     /// The disk is to go, or is there again with what it held and a scan under way.
     pub fn plug_disk(&mut self, pages: u32) {
+        if self.attached && self.core.stats().tiers[2].capacity > 0 {
+            assert!(!self.core.attach_disk(pages).unwrap(), "there is a disk already");
+        }
         if self.attached && self.detaching.is_none() {
             let (reply, answer) = bounded(1);
             self.core.detach_disk(self.now + Duration::from_millis(40), reply);
             self.detaching = Some(answer);
         } else if !self.attached {
             self.attached = true;
-            self.core.attach_disk(pages).unwrap();
+            assert!(self.core.attach_disk(pages).unwrap());
             self.records.retain(|page, _| page.0 < pages);
             let half = pages / 2;
             self.to_scan = vec![0..half, half..pages];
@@ -274,6 +391,7 @@ impl Machine {
     }
 
     pub fn finish(&mut self, transfer: TransferDescriptor, whole: usize, error: Option<TransferError>) {
+        self.news = true;
         self.keep_records(&transfer, whole);
         let (from, to) = (transfer.kind.source().index(), transfer.kind.destination().index());
         for (index, step) in transfer.pages.iter().enumerate() {
@@ -312,6 +430,16 @@ impl Machine {
         let index = self.random(self.transfers.len());
         let transfer = self.transfers.remove(index).unwrap();
         let pages = transfer.pages.len();
+        let on_disk = !matches!(transfer.kind, TransferKind::Load | TransferKind::Backup);
+        if on_disk && self.disk_hangs {
+            if self.hanging.len() < MOST_HANGING {
+                self.hanging.push(transfer);
+            } else {
+                let error = TransferError::Unavailable { tier: "disk", reason: "stalled".into() };
+                self.finish(transfer, 0, Some(error));
+            }
+            return true;
+        }
         if self.random(100) < usize::from(self.setup.fault_percent) {
             let whole = self.random(pages);
             let error = match transfer.kind {
@@ -338,6 +466,7 @@ impl Machine {
         if failed || self.random(200) < usize::from(self.setup.fault_percent) {
             let why = [StepFailure::Load, StepFailure::LateLoad][self.random(2)];
             self.epoch = plan.epoch + 1;
+            self.news = true;
             self.core.plan_failed(self.now, plan.id, why).unwrap();
             return true;
         }
@@ -348,6 +477,11 @@ impl Machine {
         let size = self.setup.page_size;
         let mut results = Vec::new();
         for row in &plan.rows {
+            if let Some(admission) = &row.admitted {
+                let Sources { device, host, disk, computed } = admission.sources;
+                let prompt = PROMPTS.with(|prompts| prompts.borrow()[&row.request].0.len());
+                assert_eq!(device + host + disk + computed, prompt, "{:?}", admission.sources);
+            }
             let at = |position: usize| (row.pages[position / size].0 as usize, position % size);
             let mut tokens = row.tokens.clone();
             if tokens.len() < row.length {
@@ -391,15 +525,24 @@ impl Machine {
         true
     }
 
-    /// Lets everything end; a machine that never becomes idle is found by the caller.
+    /// Lets everything end; a machine that never becomes idle is found by the caller. Without news the time goes on to
+    /// Core's own deadline: what nothing wakes sleeps for ever.
     pub fn drain(&mut self) {
         for _ in 0..60_000 {
             self.scan_one();
             let moved = self.move_one();
             let computed = self.compute_one();
             self.settle();
-            if !moved && !computed && self.core.is_idle() {
-                break;
+            if moved || computed || self.news || !self.transfers.is_empty() {
+                continue;
+            }
+            let deadline = self.core.next_deadline().filter(|at| *at < Time(u64::MAX));
+            match deadline {
+                _ if self.core.is_idle() && self.to_scan.is_empty() => break,
+                _ if !self.hanging.is_empty() && self.streams.is_empty() => break,
+                Some(at) => self.now = self.now.max(at),
+                None if self.plans.is_empty() => break,
+                None => {}
             }
         }
     }
