@@ -97,7 +97,7 @@ def main(
             torch=torch.__version__,
             torch_threads=torch.get_num_threads(),
             documents=options.docs.name if options.docs else "pydoc_data.topics",
-            emulation="a disk's bandwidth is emulated, and the engine is told of it",
+            emulation="a disk's bandwidth is emulated; the engine is not told of it",
         )
         result, bounds = measure(options, parts, config, served)
     result |= {"bounds": [bound.as_json() for bound in bounds], "manifest": facts}

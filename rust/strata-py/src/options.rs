@@ -11,8 +11,7 @@ use strata_control::{Back, Selective, Through, WritePolicy};
 use strata_copy::{BandwidthLimit, NoThrottle, Throttle};
 use strata_core::{Adaptive, BestEffort, PrefetchPolicy, Timeout, WaitForAll};
 use strata_disk::{DiskConfig, DiskEngine};
-use strata_sched::cost::{CostPrior, LinkCost};
-use strata_types::{Fingerprint, TransferKind};
+use strata_types::Fingerprint;
 
 /// Every field is required, so that defaults live in one place: `strata.config`.
 #[derive(Clone, FromPyObject)]
@@ -129,19 +128,6 @@ impl Options {
         config.read_bandwidth = NonZeroU64::new(self.disk_bandwidth);
         config.write_bandwidth = NonZeroU64::new(self.disk_bandwidth);
         Ok(())
-    }
-
-    /// What is known of the hardware beforehand: the speed of emulated links.
-    pub fn costs(&self) -> CostPrior {
-        let links = [
-            (self.copy_bandwidth, [TransferKind::Load, TransferKind::Backup]),
-            (self.disk_bandwidth, [TransferKind::Prefetch, TransferKind::Spill]),
-        ];
-        let emulated = links.into_iter().filter(|(bandwidth, _)| *bandwidth > 0);
-        emulated.fold(CostPrior::default(), |prior, (bandwidth, [up, down])| {
-            let link = LinkCost { latency: 0.0, per_byte: 1.0 / bandwidth as f64 };
-            prior.with_link(up, link).with_link(down, link)
-        })
     }
 
     /// What slows copies down: a test's hold, an emulated link, or nothing.

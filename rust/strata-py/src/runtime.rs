@@ -21,6 +21,7 @@ use strata_core::{
     StepTime, Work,
 };
 use strata_disk::{DiskConfig, Geometry};
+use strata_sched::cost::CostPrior;
 use strata_sched::Limits;
 use strata_tier::completion_queue;
 use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
@@ -153,7 +154,8 @@ impl Runtime {
             max_waiting: options.max_waiting,
             prefetch_policy: options.prefetch_policy()?,
             prefetch_share: options.prefetch_share,
-            costs: options.costs(),
+            // An emulated link is learnt like any other: a slow one must be found out by what it does.
+            costs: CostPrior::default(),
             always_loads: options.always_loads()?,
         })?;
         if let Some(warming) = warming {
