@@ -105,7 +105,7 @@ fn a_document_that_goes_page_by_page_tells_its_many_watchers_once() {
     assert_eq!(tree.take_changed().len(), 5000);
     assert_eq!(standing(&tree, 4711).unowned, 250);
     let again = tree.claim_again(RequestId(7)).unwrap();
-    assert_eq!((again.held, again.own), (0, vec![0..251]));
+    assert_eq!((again.held, again.own.len(), again.own[0].clone()), (0, 1, 0..251));
     assert_eq!(tree.take_changed().len(), 5000);
     assert_eq!(standing(&tree, 4711).foreign_owner, Some(RequestId(7)));
     tree.check().unwrap();
@@ -208,4 +208,60 @@ fn equal_histories_tell_in_equal_order() {
         told
     };
     assert_eq!(history(), history());
+}
+
+#[test]
+fn what_happened_to_a_node_is_told_after_it_was_joined_with_the_next() {
+    for (tier, other) in [(DEVICE, HOST), (HOST, DISK)] {
+        let mut tree = tree(0);
+        let path: Vec<Token> = (0..10).collect();
+        tree.insert(&name(), GROUP, &path, tier, &slots(0..10), 0).unwrap();
+        watch(&mut tree, &path, 1);
+        let before = standing(&tree, 1);
+        assert_eq!(tree.take_changed(), []);
+        tree.watch_only(&name(), &path[..5], RequestId(2)).unwrap();
+        let split = standing(&tree, 1);
+        let told = if split == before { vec![] } else { vec![RequestId(1)] };
+        assert_eq!((tree.stats().nodes, tree.take_changed()), (2, told.clone()), "only loads know the nodes");
+        tree.unwatch(RequestId(2));
+        assert_eq!((tree.stats().nodes, tree.take_changed()), (1, told));
+        tree.watch_only(&name(), &path[..5], RequestId(2)).unwrap();
+        tree.take_changed();
+        tree.insert(&name(), GROUP, &path[..5], other, &slots(0..5), 0).unwrap();
+        tree.unwatch(RequestId(2));
+        assert_eq!((tree.stats().nodes, tree.take_changed()), (1, vec![RequestId(1)]));
+        tree.check().unwrap();
+    }
+}
+
+#[test]
+fn copies_that_join_a_run_are_told() {
+    let mut tree = tree(0);
+    let path: Vec<Token> = (0..6).collect();
+    tree.insert(&name(), GROUP, &path, HOST, &slots(0..6), 0).unwrap();
+    watch(&mut tree, &path, 1);
+    for end in 1..=6u32 {
+        tree.insert(&name(), GROUP, &path[..end as usize], DEVICE, &slots(end - 1..end), end - 1).unwrap();
+        assert_eq!(tree.take_changed(), [RequestId(1)]);
+        assert_eq!((standing(&tree, 1).device, standing(&tree, 1).host), (end, 6 - end));
+        tree.check().unwrap();
+    }
+    tree.insert(&name(), GROUP, &path[..3], DEVICE, &slots(90..93), 0).unwrap();
+    assert_eq!(tree.take_changed(), [], "the offered copies were there already");
+}
+
+#[test]
+fn groups_have_their_own_hits() {
+    let config = TreeConfig { page_size: 1, groups: 2, tiers: 1, ghost_pages: 0 };
+    let mut tree = HiRadixTree::new(config).unwrap();
+    tree.insert(&name(), GROUP, &[1, 2, 3], DEVICE, &slots(0..3), 0).unwrap();
+    tree.insert(&name(), GroupId(1), &[1, 2], DEVICE, &slots(0..2), 0).unwrap();
+    watch(&mut tree, &[1, 2, 3, 4], 1);
+    let of = |group| tree.standing(RequestId(1), GroupId(group), 4).unwrap();
+    assert_eq!((of(0).device, of(0).own, of(0).unowned), (3, 1, 0));
+    assert_eq!((of(1).device, of(1).own, of(1).unowned), (2, 1, 0));
+    assert!(matches!(
+        tree.standing(RequestId(1), GroupId(2), 4),
+        Err(RadixError::UnknownPlace { group: GroupId(2), .. })
+    ));
 }

@@ -11,6 +11,9 @@ pub const TIERS: usize = 3;
 /// A page: its namespace and all tokens up to its end.
 pub type Key = (u8, Vec<u32>);
 
+/// The slots and the owner of each page of a path.
+pub type Snapshot = Vec<([Option<u32>; TIERS], Option<(u64, bool)>)>;
+
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     pub slots: [Option<u32>; TIERS],
@@ -258,7 +261,7 @@ impl Naive {
     }
 
     /// Everything about a watched path that a standing may depend on.
-    pub fn snapshot(&self, request: u64) -> Vec<([Option<u32>; TIERS], Option<(u64, bool)>)> {
+    pub fn snapshot(&self, request: u64) -> Snapshot {
         self.watched[&request].iter().map(|key| self.page(key)).map(|page| (page.slots, page.owner)).collect()
     }
 }
