@@ -8,10 +8,10 @@ use crate::values::TransientState;
 use crate::watch::Watched;
 use strata_types::RequestId;
 
-/// Who may inherit a node, and who did.
+/// Who inherited a node: the heir and the nodes of his path, first to last.
 struct Succession {
     node: NodeId,
-    heir: Option<RequestId>,
+    heir: Option<(RequestId, Vec<NodeId>)>,
 }
 
 impl HiRadixTree {
@@ -36,8 +36,8 @@ impl HiRadixTree {
         let mut last = None;
         for id in nodes {
             let now = self.succession(id, owner, last, &mut choose_heir);
-            match now.heir {
-                Some(heir) => pages += self.hand_over(id, heir),
+            match &now.heir {
+                Some((heir, _)) => pages += self.hand_over(id, *heir),
                 None => given_up.push(id),
             }
             last = Some(now);
@@ -84,10 +84,9 @@ impl HiRadixTree {
         choose_heir: &mut impl FnMut(&[RequestId]) -> Option<RequestId>,
     ) -> Succession {
         if let Some(last) = last.filter(|last| self.is_below(node, last.node)) {
-            // As many watchers, or an heir among them: nothing to ask.
+            // As many watchers as above, so the same ones, or an heir among them: nothing to ask.
             let alike = self.nodes[node].watched == self.nodes[last.node].watched;
-            let end = last.heir.and_then(|heir| self.watchers.get(&heir)).map(|watcher| watcher.node);
-            if alike || end.is_some_and(|end| self.is_below(end, node)) {
+            if alike || last.heir.as_ref().is_some_and(|(_, path)| self.leads_through(path, node)) {
                 return Succession { node, ..last };
             }
         }
@@ -99,12 +98,18 @@ impl HiRadixTree {
             }
         }
         let heir = if followers.is_empty() { None } else { choose_heir(&followers) };
-        Succession { node, heir }
+        let path = |heir| self.watchers.get(&heir).map_or(Vec::new(), |watcher| self.path(watcher.node));
+        Succession { node, heir: heir.map(|heir| (heir, path(heir))) }
     }
 
     /// Whether a node is another one or lies below it.
     fn is_below(&self, id: NodeId, top: NodeId) -> bool {
         self.ascend(id).find(|above| self.nodes[*above].start <= self.nodes[top].start) == Some(top)
+    }
+
+    fn leads_through(&self, path: &[NodeId], node: NodeId) -> bool {
+        let start = |id: &NodeId| self.nodes[*id].start;
+        path.binary_search_by_key(&start(&node), start).is_ok_and(|index| path[index] == node)
     }
 
     fn hand_over(&mut self, id: NodeId, heir: RequestId) -> usize {

@@ -117,6 +117,22 @@ fn a_document_that_goes_page_by_page_tells_its_many_watchers_once() {
         first(followers)
     });
     assert_eq!((released, asked), (Ok(251), 1));
+    // Cut into many nodes under as many followers, which all decline: still once.
+    for length in 1..250 {
+        tree.watch_only(&name(), &document[..length], RequestId(10_000)).unwrap();
+    }
+    tree.unwatch(RequestId(10_000));
+    assert!(tree.stats().nodes > 5200, "transient nodes are not joined again");
+    let mut asked = 0;
+    assert_eq!(tree.take_over(RequestId(7), true), Ok(250));
+    let released = tree.release(RequestId(7), |_| {
+        asked += 1;
+        None
+    });
+    assert_eq!((released, asked), (Ok(250), 1));
+    assert_eq!(standing(&tree, 1).unowned, 250);
+    let again = tree.claim_again(RequestId(0)).unwrap();
+    assert_eq!(again.own.first(), Some(&(0..251)));
     assert_eq!((standing(&tree, 0).own, standing(&tree, 1).foreign), (251, 250));
     tree.check().unwrap();
 }
@@ -189,6 +205,32 @@ fn watched_pages_outlive_every_bound_and_then_go() {
     tree.unwatch(RequestId(3));
     tree.check().unwrap();
     assert_eq!((tree.stats().nodes, tree.stats().watchers), (0, 0));
+}
+
+#[test]
+fn what_was_known_only_to_watchers_goes_with_the_last_of_them() {
+    let mut tree = tree(100);
+    tree.watch_only(&name(), &[1, 2, 3, 4], RequestId(1)).unwrap();
+    watch(&mut tree, &[1, 2], 2);
+    tree.insert(&name(), GROUP, &[1], DEVICE, &slots(0..1), 0).unwrap();
+    tree.release(RequestId(2), |_| None).unwrap();
+    tree.unwatch(RequestId(2));
+    assert_eq!(tree.access_counts(&name(), &[1, 2, 3, 4]), [1, 0, 0, 0]);
+    tree.unwatch(RequestId(1));
+    assert_eq!(tree.access_counts(&name(), &[1, 2, 3, 4]), [1]);
+    assert_eq!((tree.stats().nodes, tree.stats().ghost_pages), (1, 0));
+    for tail in [3, 4] {
+        tree.watch_only(&name(), &[7, 8, tail], RequestId(tail.into())).unwrap();
+    }
+    tree.unwatch(RequestId(3));
+    assert_eq!(tree.stats().nodes, 3);
+    tree.unwatch(RequestId(4));
+    assert_eq!(
+        (tree.stats().nodes, tree.stats().ghost_pages),
+        (1, 0),
+        "what led to the branches is gone too"
+    );
+    tree.check().unwrap();
 }
 
 #[test]
