@@ -6,7 +6,7 @@ use std::ops::{Index, IndexMut};
 use strata_types::{Namespace, PageId, RequestId, Token};
 
 /// A node of the tree, as eviction orders see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) u32);
 
 impl NodeId {
@@ -62,6 +62,9 @@ pub(crate) struct Transient {
     pub from: u32,
 }
 
+/// Marks a node as outside the list of changed nodes.
+pub(crate) const UNCHANGED: u32 = u32::MAX;
+
 /// A run of whole pages. A namespace's root has none, and no parent.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -75,10 +78,18 @@ pub(crate) struct Node {
     pub used_at: u64,
     /// Pages of this node that are counted as ghosts.
     pub ghosts: u32,
+    /// Watchers of paths that end in this node or below it. Roots count none.
+    pub watched: u32,
+    /// Where the list of changed nodes names this one, or `UNCHANGED`.
+    pub change: u32,
+    /// The requests whose watched path ends with this node.
+    pub watchers: Vec<RequestId>,
     pub transient: Option<Transient>,
     pub parent: NodeId,
     pub root: NodeId,
+    /// Children that have watchers come before those that have none.
     pub first_child: NodeId,
+    pub last_child: NodeId,
     pub next_sibling: NodeId,
     pub previous_sibling: NodeId,
     pub generation: u32,
@@ -94,6 +105,10 @@ pub(crate) struct Node {
 impl Node {
     pub fn end(&self) -> u32 {
         self.start + self.pages
+    }
+
+    pub fn is_leaf(&self) -> bool {
+        self.first_child.is_nil()
     }
 
     pub fn is_pinned(&self) -> bool {
@@ -141,10 +156,14 @@ impl Arena {
             accesses: 0,
             used_at: 0,
             ghosts: 0,
+            watched: 0,
+            change: UNCHANGED,
+            watchers: Vec::new(),
             transient: None,
             parent: NodeId::NIL,
             root: NodeId::NIL,
             first_child: NodeId::NIL,
+            last_child: NodeId::NIL,
             next_sibling: NodeId::NIL,
             previous_sibling: NodeId::NIL,
             generation,
@@ -166,6 +185,7 @@ impl Arena {
         node.alive = false;
         node.generation = node.generation.wrapping_add(1);
         node.tokens = Vec::new();
+        node.watchers = Vec::new();
         node.runs = Box::default();
         node.pins = Box::default();
         node.namespace = None;
@@ -175,6 +195,11 @@ impl Arena {
     /// The node, if the index is in use.
     pub fn get(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.index()).filter(|node| node.alive)
+    }
+
+    /// The node to change, if the index is in use.
+    pub fn get_mut(&mut self, id: NodeId) -> Option<&mut Node> {
+        self.nodes.get_mut(id.index()).filter(|node| node.alive)
     }
 
     /// How many nodes are in use.

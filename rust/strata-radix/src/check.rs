@@ -1,7 +1,7 @@
 //! The proof that the tree is whole. Slow, for tests and for idle moments; it looks at everything and trusts nothing
 //! that is counted elsewhere.
 
-use crate::arena::{Node, NodeId};
+use crate::arena::{Node, NodeId, UNCHANGED};
 use crate::order::EvictionOrder;
 use crate::tree::HiRadixTree;
 use foldhash::quality::RandomState;
@@ -34,7 +34,8 @@ impl HiRadixTree {
             let (group, tier) = self.names(place);
             self.check_place(&nodes, place).map_err(|problem| format!("group {group}, {tier}: {problem}"))?;
         }
-        self.check_owners(&nodes)
+        self.check_owners(&nodes)?;
+        self.check_watchers(&nodes)
     }
 
     /// All nodes but the roots, parents first, reached from the roots; checks the links on the way.
@@ -72,6 +73,11 @@ impl HiRadixTree {
             found.push(child);
             (previous, child) = (child, node.next_sibling);
         }
+        ensure!(
+            self.nodes[parent].last_child == previous,
+            "the last child of node {} is not its last",
+            parent.0
+        );
         Ok(())
     }
 
@@ -122,6 +128,48 @@ impl HiRadixTree {
         let enough = pins.iter().zip(&sums).all(|(own, sum)| u64::from(*own) >= *sum);
         ensure!(enough, "has pins {pins:?}, its children {sums:?}");
         Ok(())
+    }
+
+    /// Every watcher is where it says, counted on its whole path, and marked nodes are listed.
+    fn check_watchers(&self, nodes: &[NodeId]) -> Result<(), String> {
+        let mut listed = 0;
+        for id in nodes {
+            let node = &self.nodes[*id];
+            for (index, request) in node.watchers.iter().enumerate() {
+                let known = self.watchers.get(request);
+                let right = known.is_some_and(|watcher| (watcher.node, watcher.index) == (*id, index));
+                ensure!(right, "node {} lists watcher {request}, which is {known:?}", id.0);
+            }
+            listed += node.watchers.len();
+            let (below, sorted) = self.watched_below(*id);
+            let count = node.watchers.len() + below;
+            ensure!(node.watched as usize == count, "node {} counts {} watchers", id.0, node.watched);
+            ensure!(sorted, "a child of node {} without watchers comes before one with some", id.0);
+            let unlisted = self.changed.get(node.change as usize) != Some(id);
+            ensure!(node.change == UNCHANGED || !unlisted, "node {} is marked and not listed", id.0);
+            ensure!(node.change == UNCHANGED || count > 0, "node {} is marked, but unwatched", id.0);
+        }
+        for root in self.roots.values() {
+            let node = &self.nodes[*root];
+            ensure!(node.watched == 0 && node.watchers.is_empty(), "root {} is watched", root.0);
+            ensure!(self.watched_below(*root).1, "a child of root {} is on the wrong side", root.0);
+        }
+        let empty = self.watchers.values().filter(|watcher| watcher.node.is_nil()).count();
+        let known = self.watchers.len();
+        ensure!(listed + empty == known, "{listed} watchers are listed, {empty} watch no page, of {known}");
+        let marked = nodes.iter().filter(|id| self.is_changed(**id)).count();
+        ensure!(marked == self.changed.len(), "{marked} nodes are marked, {} listed", self.changed.len());
+        Ok(())
+    }
+
+    /// The watchers that the children of a node count, and whether those that have some come first.
+    fn watched_below(&self, id: NodeId) -> (usize, bool) {
+        let first = self.nodes.get(self.nodes[id].first_child).map(|_| self.nodes[id].first_child);
+        let next = |child: &NodeId| Some(self.nodes[*child].next_sibling).filter(|next| !next.is_nil());
+        let counts: Vec<u32> =
+            std::iter::successors(first, next).map(|child| self.nodes[child].watched).collect();
+        let sorted = counts.is_sorted_by_key(|count| *count == 0);
+        (counts.iter().map(|count| *count as usize).sum(), sorted)
     }
 
     fn check_counts(&self, nodes: &[NodeId]) -> Result<(), String> {

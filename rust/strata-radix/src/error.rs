@@ -1,7 +1,7 @@
 //! What a caller can do wrong. A call that fails has changed no page; only `Full`, which takes four billion nodes or
 //! pages, may come half way.
 
-use strata_types::{GroupId, TierId};
+use strata_types::{GroupId, RequestId, TierId};
 use thiserror::Error;
 
 /// Why the tree refused a call.
@@ -52,6 +52,12 @@ pub enum RadixError {
     Stale {
         /// The pages that the handle spans.
         pages: u32,
+    },
+    /// The request has no watched path.
+    #[error("request {request} watches no path: watch one first")]
+    Unwatched {
+        /// The request.
+        request: RequestId,
     },
     /// A node id or a page number no longer fits 32 bits.
     #[error("the tree is full: {what} would pass 32 bits")]

@@ -219,7 +219,8 @@ impl HiRadixTree {
         let node = &mut self.nodes[parent];
         let run = &node.runs[place];
         let alike = !node.parent.is_nil()
-            && node.first_child.is_nil()
+            && node.is_leaf()
+            && node.watched == 0
             && node.transient.is_none()
             && !node.is_pinned()
             && node.ghosts == 0

@@ -8,6 +8,7 @@
 //! - the union of the tiers is prefix-closed: a page that some tier holds follows only pages that some tier holds;
 //! - no page is evicted from a place that still holds a descendant of it;
 //! - no page of a pinned path is evicted from the pinned tier, nor loses its last copy to eviction in any other;
+//! - no node that a watched path leads through is forgotten, and whoever watches a page that changed is told;
 //! - a page's access count lives as long as the page is in the tree, a bounded number of ghosts included.
 #![forbid(unsafe_code)]
 
@@ -18,6 +19,7 @@ mod error;
 mod evict;
 mod ghost;
 mod handle;
+mod handover;
 mod insert;
 mod matching;
 mod order;
@@ -26,9 +28,11 @@ mod query;
 mod remove;
 mod residency;
 mod shape;
+mod standing;
 mod transient;
 mod tree;
 mod values;
+mod watch;
 
 pub use arena::NodeId;
 pub use error::RadixError;
@@ -36,6 +40,6 @@ pub use handle::{Handle, Pin};
 pub use order::{EvictionOrder, Lru};
 pub use tree::{HiRadixTree, TreeConfig};
 pub use values::{
-    Claim, Direction, Evicted, InsertResult, MatchResult, MatchRun, MissingRun, PlaceStats, TransientRun,
-    TransientState, TreeEvent, TreeStats,
+    Claim, Direction, Evicted, InsertResult, MatchResult, MatchRun, MissingRun, PlaceStats, Standing,
+    TransientRun, TransientState, TreeStats,
 };

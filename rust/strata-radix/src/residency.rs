@@ -3,7 +3,7 @@
 use crate::arena::{NodeId, Run};
 use crate::error::RadixError;
 use crate::tree::HiRadixTree;
-use crate::values::{Evicted, TreeEvent};
+use crate::values::Evicted;
 use strata_types::PageId;
 
 impl HiRadixTree {
@@ -47,8 +47,9 @@ impl HiRadixTree {
         }
         let added = (run_start - before) + (after - run_end);
         self.grow(place, self.nodes[id].pins[self.tier_of(place)] == 0, added as usize);
-        self.emit_put(id, place, before, run_start);
-        self.emit_put(id, place, run_end, after);
+        if added > 0 {
+            self.mark_changed(id);
+        }
         Ok(())
     }
 
@@ -60,7 +61,9 @@ impl HiRadixTree {
         if free && start < end {
             self.places[place].order.insert(id);
         }
-        self.emit_put(id, place, start, end);
+        if start < end {
+            self.mark_changed(id);
+        }
         Ok(())
     }
 
@@ -71,18 +74,9 @@ impl HiRadixTree {
         }
     }
 
-    fn emit_put(&mut self, id: NodeId, place: usize, start: u32, end: u32) {
-        if self.events.is_some() && start < end {
-            let (group, tier) = self.names(place);
-            let first = self.nodes[id].start;
-            let pages = first + start..first + end;
-            self.emit(id, |namespace| TreeEvent::Published { namespace, group, tier, pages });
-        }
-    }
-
     /// Takes the pages `from..to` of a node from a place; what stays must be one run.
     pub(crate) fn take(&mut self, id: NodeId, place: usize, from: u32, to: u32, out: &mut Vec<Evicted>) {
-        let (group, tier) = self.names(place);
+        let (_, tier) = self.names(place);
         let node = &mut self.nodes[id];
         let in_use = node.pins[tier.index()] > 0;
         let run = &mut node.runs[place];
@@ -101,16 +95,16 @@ impl HiRadixTree {
             run.slots.drain(..taken.end);
             run.start = to;
         }
-        let (empty, pages) = (run.is_empty(), node.start + from..node.start + to);
+        let (empty, pages) = (run.is_empty(), (to - from) as usize);
         let counts = &mut self.places[place];
-        counts.resident -= pages.len();
+        counts.resident -= pages;
         if !in_use {
-            counts.evictable -= pages.len();
+            counts.evictable -= pages;
             if empty {
                 counts.order.remove(id);
             }
         }
-        self.emit(id, |namespace| TreeEvent::Dropped { namespace, group, tier, pages });
+        self.mark_changed(id);
     }
 
     /// Drops the copies that some page before them no longer holds up: those after the first page of the node that

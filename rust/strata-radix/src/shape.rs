@@ -37,25 +37,48 @@ impl HiRadixTree {
     }
 
     fn link(&mut self, id: NodeId, parent: NodeId) {
-        let next = std::mem::replace(&mut self.nodes[parent].first_child, id);
-        if !next.is_nil() {
-            self.nodes[next].previous_sibling = id;
-        }
-        let node = &mut self.nodes[id];
-        (node.parent, node.previous_sibling, node.next_sibling) = (parent, NodeId::NIL, next);
+        self.nodes[id].parent = parent;
+        self.enter_siblings(id);
         self.children.insert(&self.nodes, id, self.page_size());
     }
 
     fn unlink(&mut self, id: NodeId) {
         self.children.remove(&self.nodes, id, self.page_size());
+        self.leave_siblings(id);
+    }
+
+    /// Makes a node the first child of its parent if it has watchers, the last one if not.
+    pub(crate) fn enter_siblings(&mut self, id: NodeId) {
+        let Node { parent, watched, .. } = self.nodes[id];
+        let (previous, next) = match watched > 0 {
+            true => (NodeId::NIL, self.nodes[parent].first_child),
+            false => (self.nodes[parent].last_child, NodeId::NIL),
+        };
+        let node = &mut self.nodes[id];
+        (node.previous_sibling, node.next_sibling) = (previous, next);
+        *self.link_after(parent, previous) = id;
+        *self.link_before(parent, next) = id;
+    }
+
+    pub(crate) fn leave_siblings(&mut self, id: NodeId) {
         let Node { parent, previous_sibling: previous, next_sibling: next, .. } = self.nodes[id];
-        if previous.is_nil() {
-            self.nodes[parent].first_child = next;
-        } else {
-            self.nodes[previous].next_sibling = next;
+        *self.link_after(parent, previous) = next;
+        *self.link_before(parent, next) = previous;
+    }
+
+    /// The link to what follows a child; for no child, the link to the first one.
+    fn link_after(&mut self, parent: NodeId, child: NodeId) -> &mut NodeId {
+        match child.is_nil() {
+            true => &mut self.nodes[parent].first_child,
+            false => &mut self.nodes[child].next_sibling,
         }
-        if !next.is_nil() {
-            self.nodes[next].previous_sibling = previous;
+    }
+
+    /// The link to what precedes a child; for no child, the link to the last one.
+    fn link_before(&mut self, parent: NodeId, child: NodeId) -> &mut NodeId {
+        match child.is_nil() {
+            true => &mut self.nodes[parent].last_child,
+            false => &mut self.nodes[child].previous_sibling,
         }
     }
 
@@ -69,7 +92,7 @@ impl HiRadixTree {
         let tokens = node.tokens[..cut].to_vec();
         node.tokens = node.tokens[cut..].to_vec();
         let (parent, root, start, accesses) = (node.parent, node.root, node.start, node.accesses);
-        let used_at = node.used_at;
+        let (used_at, watched) = (node.used_at, node.watched);
         (node.start, node.pages) = (start + at, node.pages - at);
         let pins = node.pins.clone();
         let runs: Box<[Run]> = node.runs.iter_mut().map(|run| run.cut(at)).collect();
@@ -78,7 +101,8 @@ impl HiRadixTree {
         let node = &mut self.nodes[upper];
         (node.root, node.start, node.pages, node.accesses) = (root, start, at, accesses);
         (node.tokens, node.pins, node.runs, node.transient) = (tokens, pins, runs, transient);
-        node.used_at = used_at;
+        // Whoever watches ends with the lower half or below it, and what has changed is marked there.
+        (node.used_at, node.watched) = (used_at, watched);
         if let Some(Transient { owner, .. }) = transient {
             self.owners.entry(owner).or_default().push(upper);
         }
@@ -89,6 +113,9 @@ impl HiRadixTree {
             share_membership(order.as_mut(), id, upper, |node| !self.nodes[node].runs[place].is_empty());
         }
         self.share_ghosts(id, upper);
+        if self.is_to_load(id) || self.is_to_load(upper) {
+            self.mark_changed(id);
+        }
         Ok(upper)
     }
 
@@ -129,6 +156,10 @@ impl HiRadixTree {
                 *below = above;
             }
         }
+        if self.is_to_load(child) || self.is_changed(id) {
+            self.mark_changed(child);
+        }
+        self.mark_unchanged(id);
         self.nodes.release(id);
         self.link(child, parent);
     }
@@ -137,6 +168,7 @@ impl HiRadixTree {
         let (upper, lower) = (&self.nodes[id], &self.nodes[child]);
         let alike = lower.next_sibling.is_nil()
             && !upper.parent.is_nil()
+            && upper.watchers.is_empty()
             && upper.pins == lower.pins
             && upper.accesses == lower.accesses
             && upper.ghosts + lower.ghosts == 0
@@ -173,7 +205,7 @@ impl HiRadixTree {
         let (parent, root) = (node.parent, node.root);
         self.unlink(id);
         self.nodes.release(id);
-        if parent == root && self.nodes[root].first_child.is_nil() {
+        if parent == root && self.nodes[root].is_leaf() {
             self.remove_root(root);
         }
     }

@@ -1,11 +1,11 @@
 //! Transient runs: pages that some request will compute or is computing, so that others can wait instead of
 //! computing them again. A page has at most one owner, and none once a tier holds it.
 
-use crate::arena::{NodeId, Transient};
+use crate::arena::{Node, NodeId, Transient};
 use crate::error::RadixError;
 use crate::matching::PathEnd;
 use crate::tree::HiRadixTree;
-use crate::values::{Claim, TransientRun, TransientState, TreeEvent};
+use crate::values::{Claim, TransientRun, TransientState};
 use strata_types::{Namespace, RequestId, Token};
 
 impl HiRadixTree {
@@ -20,29 +20,53 @@ impl HiRadixTree {
         tokens: &[Token],
         owner: RequestId,
     ) -> Result<Claim, RadixError> {
+        let Some(end) = self.make_known(namespace, tokens)? else { return Ok(Claim::default()) };
+        self.claim_path(end, owner)
+    }
+
+    /// As `claim`, for the path that a request watches: no token is compared.
+    ///
+    /// # Errors
+    /// `Unwatched`; `Full` if the tree cannot split a node any more.
+    pub fn claim_again(&mut self, request: RequestId) -> Result<Claim, RadixError> {
+        let node = self.watcher(request)?.node;
+        let Some(Node { start, pages, .. }) = self.nodes.get(node) else { return Ok(Claim::default()) };
+        self.claim_path(PathEnd { node, local: *pages, pages: start + pages }, request)
+    }
+
+    /// The end of the path of all whole pages of a sequence, of which there may be none. What was unknown is there
+    /// afterwards, as a ghost that was never accessed.
+    pub(crate) fn make_known(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+    ) -> Result<Option<PathEnd>, RadixError> {
         let page_size = self.page_size();
         let pages = u32::try_from(tokens.len() / page_size)
             .map_err(|_| RadixError::Full { what: "the number of pages of a sequence" })?;
-        let mut claim = Claim::default();
         if pages == 0 {
-            return Ok(claim);
+            return Ok(None);
         }
-        let mut end = match self.walk(namespace, tokens) {
+        let end = match self.walk(namespace, tokens) {
             Some(known) => known,
             None => PathEnd { node: self.root(namespace)?, local: 0, pages: 0 },
         };
-        if end.pages < pages {
-            let parent = self.open_end(end)?;
-            let unknown = &tokens[end.pages as usize * page_size..pages as usize * page_size];
-            let node = self.create(parent, unknown)?;
-            self.recount_ghosts(node);
-            end = PathEnd { node, local: pages - end.pages, pages };
+        if end.pages == pages {
+            return Ok(Some(end));
         }
+        let parent = self.open_end(end)?;
+        let unknown = &tokens[end.pages as usize * page_size..pages as usize * page_size];
+        let node = self.create(parent, unknown)?;
+        self.recount_ghosts(node);
+        Ok(Some(PathEnd { node, local: pages - end.pages, pages }))
+    }
+
+    fn claim_path(&mut self, end: PathEnd, owner: RequestId) -> Result<Claim, RadixError> {
+        let mut claim = Claim { handle: self.handle(end.node, end.pages), ..Claim::default() };
         for id in self.path(end.node) {
             let limit = if id == end.node { end.local } else { self.nodes[id].pages };
             self.claim_node(id, limit, owner, &mut claim)?;
         }
-        claim.handle = self.handle(end.node, pages);
         Ok(claim)
     }
 
@@ -96,7 +120,7 @@ impl HiRadixTree {
         self.owners.entry(owner).or_default().push(node);
         self.transient_pages += length as usize;
         self.recount_ghosts(node);
-        self.emit_transient(node, owner, Some(state), 0);
+        self.mark_changed(node);
         note(&mut claim.own, first + from..first + to);
         Ok(())
     }
@@ -107,57 +131,9 @@ impl HiRadixTree {
             let Some(transient) = &mut self.nodes[id].transient else { continue };
             if transient.state == TransientState::Queued {
                 transient.state = TransientState::InFlight;
-                let from = transient.from;
-                self.emit_transient(id, owner, Some(TransientState::InFlight), from);
+                self.mark_changed(id);
             }
         }
-    }
-
-    /// The owner will not publish the rest of its runs. An heir gets them, queued; without one they become what they
-    /// were: ghosts, or unknown. Returns how many pages that were.
-    ///
-    /// # Errors
-    /// `Full` if the tree cannot split a node any more.
-    pub fn release(&mut self, owner: RequestId, heir: Option<RequestId>) -> Result<usize, RadixError> {
-        let Some(mut nodes) = self.owners.remove(&owner) else { return Ok(0) };
-        let mut pages = 0;
-        if let Some(heir) = heir {
-            for id in &nodes {
-                let node = &mut self.nodes[*id];
-                let Some(transient) = &mut node.transient else { continue };
-                (transient.owner, transient.state) = (heir, TransientState::Queued);
-                let from = transient.from;
-                pages += (node.pages - from) as usize;
-                self.emit_transient(*id, heir, Some(TransientState::Queued), from);
-            }
-            self.owners.entry(heir).or_default().append(&mut nodes);
-            return Ok(pages);
-        }
-        nodes.sort_unstable_by_key(|id| std::cmp::Reverse(self.nodes[*id].start));
-        for id in nodes {
-            pages += self.release_node(id, owner)?;
-        }
-        self.trim_ghosts();
-        Ok(pages)
-    }
-
-    fn release_node(&mut self, id: NodeId, owner: RequestId) -> Result<usize, RadixError> {
-        let Some(Transient { from, .. }) = self.nodes[id].transient else { return Ok(0) };
-        if from > 0 {
-            // Only the lower half gives back the access that came with the first publish.
-            self.split(id, from)?;
-        }
-        self.emit_transient(id, owner, None, 0);
-        let node = &mut self.nodes[id];
-        node.transient = None;
-        let pages = node.pages;
-        self.transient_pages -= pages as usize;
-        let forget = node.accesses == 0 && node.first_child.is_nil() && !node.is_pinned();
-        self.recount_ghosts(id);
-        if forget {
-            self.shorten(id, pages);
-        }
-        Ok(pages as usize)
     }
 
     /// The transient runs of a sequence, in order; touching runs of one owner are not joined.
@@ -190,22 +166,14 @@ impl HiRadixTree {
         }
         self.transient_pages -= (end - transient.from) as usize;
         transient.from = end;
+        self.mark_changed(id);
+        let node = &mut self.nodes[id];
         if end < node.pages {
             return;
         }
-        let owner = transient.owner;
-        node.transient = None;
-        if let Some(nodes) = self.owners.get_mut(&owner) {
-            nodes.retain(|other| *other != id);
-            if nodes.is_empty() {
-                self.owners.remove(&owner);
-            }
+        if let Some(Transient { owner, .. }) = node.transient.take() {
+            self.disown(id, owner);
         }
-    }
-
-    fn emit_transient(&mut self, id: NodeId, owner: RequestId, state: Option<TransientState>, from: u32) {
-        let pages = self.nodes[id].start + from..self.nodes[id].end();
-        self.emit(id, |namespace| TreeEvent::Transient { namespace, owner, state, pages });
     }
 }
 

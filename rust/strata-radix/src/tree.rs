@@ -5,7 +5,8 @@ use crate::children::Children;
 use crate::error::RadixError;
 use crate::handle::Handle;
 use crate::order::{EvictionOrder, Lru};
-use crate::values::{PlaceStats, TreeEvent, TreeStats};
+use crate::values::{PlaceStats, TreeStats};
+use crate::watch::Watcher;
 use foldhash::quality::RandomState;
 use hashbrown::HashMap;
 use std::ops::Range;
@@ -45,7 +46,9 @@ pub struct HiRadixTree {
     pub(crate) transient_pages: usize,
     /// The nodes whose transient pages each request owns.
     pub(crate) owners: HashMap<RequestId, Vec<NodeId>, RandomState>,
-    pub(crate) events: Option<Vec<TreeEvent>>,
+    pub(crate) watchers: HashMap<RequestId, Watcher, RandomState>,
+    /// Watched nodes that changed since the watchers were last told, each once.
+    pub(crate) changed: Vec<NodeId>,
     /// Whatever the caller counts time in.
     pub(crate) clock: u64,
 }
@@ -91,7 +94,8 @@ impl HiRadixTree {
             ghost_pages: 0,
             transient_pages: 0,
             owners: HashMap::default(),
-            events: None,
+            watchers: HashMap::default(),
+            changed: Vec::new(),
             clock: 0,
         })
     }
@@ -133,25 +137,9 @@ impl HiRadixTree {
             nodes: self.nodes.len() - self.roots.len(),
             namespaces: self.roots.len(),
             ghost_pages: self.ghost_pages,
+            watchers: self.watchers.len(),
             transient_pages: self.transient_pages,
             places: places.collect(),
-        }
-    }
-
-    /// Starts or stops to record events; stopping forgets those not drained.
-    pub fn record_events(&mut self, on: bool) {
-        self.events = on.then(Vec::new);
-    }
-
-    /// The events since the last call, oldest first.
-    pub fn drain_events(&mut self) -> Vec<TreeEvent> {
-        self.events.as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    pub(crate) fn emit(&mut self, node: NodeId, event: impl FnOnce(Namespace) -> TreeEvent) {
-        let Some(events) = &mut self.events else { return };
-        if let Some(namespace) = &self.nodes[self.nodes[node].root].namespace {
-            events.push(event(**namespace));
         }
     }
 

@@ -154,42 +154,30 @@ pub struct MissingRun {
     pub tokens: Vec<Token>,
 }
 
-/// Something that can change a waiting request's needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TreeEvent {
-    /// Pages became resident.
-    Published {
-        /// The namespace of the sequence.
-        namespace: Namespace,
-        /// The group.
-        group: GroupId,
-        /// The tier.
-        tier: TierId,
-        /// The pages, counted from the start of their sequence.
-        pages: Range<u32>,
-    },
-    /// Copies left a tier.
-    Dropped {
-        /// The namespace of the sequence.
-        namespace: Namespace,
-        /// The group.
-        group: GroupId,
-        /// The tier.
-        tier: TierId,
-        /// The pages, counted from the start of their sequence.
-        pages: Range<u32>,
-    },
-    /// A transient run began, started or changed hands (`state` is some), or ended unpublished (`state` is none).
-    Transient {
-        /// The namespace of the sequence.
-        namespace: Namespace,
-        /// The owner, after the change.
-        owner: RequestId,
-        /// The state, after the change.
-        state: Option<TransientState>,
-        /// The pages, counted from the start of their sequence.
-        pages: Range<u32>,
-    },
+/// How a watched path stands: where each of its pages is, or who will compute it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Pages of the hit that the device holds.
+    pub device: u32,
+    /// Pages of the hit that the host holds and the device lacks.
+    pub host: u32,
+    /// Pages of the hit that only tiers below the host hold.
+    pub disk: u32,
+    /// The pages counted in `host`, first to last, by the node that they are in. The first number names the node for as
+    /// long as it lives, so what two paths would load alike is under the same number: the smaller count of the two.
+    pub loads: Vec<(u64, u32)>,
+    /// Pages that others compute or will compute.
+    pub foreign: u32,
+    /// Who owns the first of those.
+    pub foreign_owner: Option<RequestId>,
+    /// Whether some of those have not been started.
+    pub foreign_queued: bool,
+    /// Whether some of those are being computed.
+    pub foreign_in_flight: bool,
+    /// Pages that the watching request owns.
+    pub own: u32,
+    /// Pages that no tier holds and nobody owns.
+    pub unowned: u32,
 }
 
 /// The pages of one place.
@@ -214,8 +202,10 @@ pub struct TreeStats {
     pub nodes: usize,
     /// Namespaces that have pages.
     pub namespaces: usize,
-    /// Pages that no tier holds and nobody will compute.
+    /// Pages that no tier holds, nobody will compute and nobody watches.
     pub ghost_pages: usize,
+    /// Requests that watch a path.
+    pub watchers: usize,
     /// Pages that some request will compute or is computing.
     pub transient_pages: usize,
     /// One per place, by group, then tier.

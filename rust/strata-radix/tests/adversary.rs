@@ -2,7 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::HashSet;
-use strata_radix::{HiRadixTree, RadixError, TransientState, TreeConfig, TreeEvent};
+use strata_radix::{HiRadixTree, RadixError, TransientState, TreeConfig};
 use strata_types::{GroupId, Namespace, PageId, RequestId, TierId, Token};
 
 const GROUP: GroupId = GroupId(0);
@@ -177,7 +177,6 @@ fn counts_outlive_eviction_and_ghosts_are_bounded() {
 #[test]
 fn a_chunked_prefill_stays_one_node_and_hands_over() {
     let mut tree = tree(2, 64);
-    tree.record_events(true);
     let tokens: Vec<Token> = (0..40).collect();
     let (owner, follower) = (RequestId(1), RequestId(2));
     let claim = tree.claim(&name(), &tokens, owner).unwrap();
@@ -196,16 +195,18 @@ fn a_chunked_prefill_stays_one_node_and_hands_over() {
         (found.transient[0].pages.clone(), found.transient[0].state),
         (12..20, TransientState::InFlight)
     );
-    let other = tree.claim(&name(), &tokens, follower).unwrap();
+    let other = tree.watch(&name(), &tokens, follower).unwrap();
     assert_eq!((other.held, other.own.len(), other.foreign.len()), (12, 0, 1));
-    assert_eq!(tree.release(owner, Some(follower)).unwrap(), 8);
+    assert_eq!(tree.release(owner, |followers| followers.first().copied()).unwrap(), 8);
     assert_eq!(tree.owned_pages(follower), 8);
-    assert_eq!(tree.release(follower, None).unwrap(), 8);
+    assert_eq!(tree.take_changed(), [follower]);
+    assert_eq!(tree.release(follower, |_| None).unwrap(), 8);
+    tree.check().unwrap();
+    assert_eq!(tree.standing(follower, GROUP, 20).unwrap().unowned, 8);
+    tree.unwatch(follower);
     tree.check().unwrap();
     assert_eq!(tree.access_counts(&name(), &tokens), [1; 12]);
     assert_eq!((tree.stats().transient_pages, tree.stats().ghost_pages), (0, 0));
-    let ended = |event: &TreeEvent| matches!(event, TreeEvent::Transient { state: None, pages, .. } if *pages == (12..20));
-    assert_eq!(tree.drain_events().iter().filter(|event| ended(event)).count(), 1);
 }
 
 #[test]
@@ -237,7 +238,7 @@ fn an_empty_tree_answers() {
     tree.unpin(pin).unwrap();
     assert!(tree.evict(GROUP, DEVICE, 5).unwrap().is_empty());
     assert_eq!(tree.claim(&name(), &[1; 15], RequestId(1)).unwrap(), Default::default());
-    assert_eq!(tree.release(RequestId(1), None).unwrap(), 0);
+    assert_eq!(tree.release(RequestId(1), |_| None).unwrap(), 0);
     let short = tree.insert(&name(), GROUP, &[1; 31], DEVICE, &slots(0..2), 0);
     assert!(matches!(short, Err(RadixError::TooFewTokens { .. })));
     let config = TreeConfig { page_size: 0, groups: 1, tiers: 1, ghost_pages: 0 };

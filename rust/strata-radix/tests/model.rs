@@ -2,14 +2,17 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod naive;
+mod watching;
 
 use naive::{Key, Naive, TIERS};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use strata_radix::{Direction, Evicted, HiRadixTree, Pin, RadixError, TransientState, TreeConfig};
+use strata_radix::{Claim, Direction, Evicted, HiRadixTree, Pin, RadixError, TransientState, TreeConfig};
 use strata_types::{GroupId, Namespace, PageId, RequestId, TierId};
+use watching::Watching;
 
 const GROUP: GroupId = GroupId(0);
+const REQUESTS: u64 = 5;
 
 #[derive(Clone, Debug)]
 struct Sequence {
@@ -32,6 +35,11 @@ enum Step {
     PinClaimed(Sequence, u64, usize),
     Start(u64),
     Release(u64, Option<u64>),
+    Watch(Sequence, u64, usize, bool),
+    Unwatch(u64),
+    ClaimAgain(u64),
+    TakeOver(u64, bool),
+    TakeChanged,
     Generate(Sequence, usize, usize),
     Compute(Sequence, u64, usize, usize),
 }
@@ -45,7 +53,7 @@ fn sequence() -> impl Strategy<Value = Sequence> {
 
 fn step() -> impl Strategy<Value = Step> {
     let tier = || 0..TIERS;
-    let owner = || 0u64..3;
+    let owner = || 0u64..REQUESTS;
     prop_oneof![
         6 => (sequence(), tier(), 0usize..14).prop_map(|(s, t, from)| Step::Insert(s, t, from)),
         3 => (sequence(), tier()).prop_map(|(s, t)| Step::MatchInto(s, t)),
@@ -59,7 +67,12 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (sequence(), owner()).prop_map(|(s, o)| Step::Claim(s, o)),
         1 => (sequence(), owner(), tier()).prop_map(|(s, o, t)| Step::PinClaimed(s, o, t)),
         1 => owner().prop_map(Step::Start),
-        2 => (owner(), prop::option::of(owner())).prop_map(|(o, heir)| Step::Release(o, heir)),
+        2 => (owner(), prop::option::weighted(0.8, 0u64..7)).prop_map(|(o, order)| Step::Release(o, order)),
+        5 => (sequence(), owner(), 0usize..3, any::<bool>()).prop_map(|(s, r, c, only)| Step::Watch(s, r, c, only)),
+        1 => owner().prop_map(Step::Unwatch),
+        2 => owner().prop_map(Step::ClaimAgain),
+        2 => (owner(), any::<bool>()).prop_map(|(r, even_started)| Step::TakeOver(r, even_started)),
+        6 => Just(Step::TakeChanged),
         2 => (sequence(), tier(), 1usize..5).prop_map(|(s, t, pages)| Step::Generate(s, t, pages)),
         2 => (sequence(), owner(), tier(), 1usize..4).prop_map(|(s, o, t, pages)| Step::Compute(s, o, t, pages)),
     ]
@@ -69,6 +82,7 @@ struct Pair {
     tree: HiRadixTree,
     naive: Naive,
     pins: Vec<(Pin, Vec<Key>)>,
+    watching: Watching,
     next_slot: u32,
 }
 
@@ -89,9 +103,9 @@ fn set(evicted: &[Evicted]) -> BTreeSet<(usize, u32)> {
 impl Pair {
     fn new(page_size: u32, ghost_pages: usize) -> Pair {
         let config = TreeConfig { page_size, groups: 1, tiers: TIERS as u8, ghost_pages };
-        let mut tree = HiRadixTree::new(config).unwrap();
-        tree.record_events(true);
-        Pair { tree, naive: Naive::new(page_size as usize), pins: Vec::new(), next_slot: 0 }
+        let tree = HiRadixTree::new(config).unwrap();
+        let naive = Naive::new(page_size as usize);
+        Pair { tree, naive, pins: Vec::new(), watching: Watching::default(), next_slot: 0 }
     }
 
     fn fresh(&mut self, count: usize) -> Vec<u32> {
@@ -186,9 +200,18 @@ impl Pair {
     fn claim(&mut self, s: &Sequence, owner: u64, pin: Option<usize>) {
         let path = self.naive.path(s.namespace, &s.tokens);
         let claim = self.tree.claim(&namespace(s.namespace), &s.tokens, RequestId(owner)).unwrap();
-        assert_eq!(claim.held as usize, self.naive.held(&path));
+        self.compare_claim(&claim, &path, owner);
+        if let Some(tier) = pin {
+            let pin = self.tree.pin(claim.handle, TierId(tier as u8)).unwrap();
+            self.naive.pin(&path, tier);
+            self.pins.push((pin, path));
+        }
+    }
+
+    fn compare_claim(&mut self, claim: &Claim, path: &[Key], owner: u64) {
+        assert_eq!(claim.held as usize, self.naive.held(path));
         let own: Vec<u32> = claim.own.iter().cloned().flatten().collect();
-        assert_eq!(own, self.naive.claim(&path, owner));
+        assert_eq!(own, self.naive.claim(path, owner));
         for run in &claim.foreign {
             for page in run.pages.clone() {
                 let known = self.naive.page(&path[page as usize]).owner;
@@ -197,11 +220,6 @@ impl Pair {
         }
         let foreign: usize = claim.foreign.iter().map(|run| run.pages.len()).sum();
         assert_eq!(own.len() + foreign + claim.held as usize, path.len());
-        if let Some(tier) = pin {
-            let pin = self.tree.pin(claim.handle, TierId(tier as u8)).unwrap();
-            self.naive.pin(&path, tier);
-            self.pins.push((pin, path));
-        }
     }
 
     /// A request that publishes page by page, its pin moving along.
@@ -288,10 +306,12 @@ impl Pair {
                 self.tree.start(RequestId(*owner));
                 self.naive.start(*owner);
             }
-            Step::Release(owner, heir) => {
-                let released = self.tree.release(RequestId(*owner), heir.map(RequestId)).unwrap();
-                assert_eq!(released, self.naive.release(*owner, *heir));
-            }
+            Step::Release(owner, order) => self.release(*owner, *order),
+            Step::Watch(s, request, cut, only) => self.watch(s, *request, *cut, *only),
+            Step::Unwatch(request) => self.unwatch(*request),
+            Step::ClaimAgain(request) => self.claim_again(*request),
+            Step::TakeOver(request, even_started) => self.take_over(*request, *even_started),
+            Step::TakeChanged => self.take_changed(),
             Step::Generate(s, tier, pages) => self.generate(s, *tier, *pages),
             Step::Compute(s, owner, tier, pages) => {
                 self.claim(s, *owner, None);
@@ -302,7 +322,7 @@ impl Pair {
 
     fn compare(&mut self, counts: bool) {
         self.tree.check().unwrap();
-        self.tree.drain_events();
+        self.compare_watched();
         for key in self.naive.pages.keys() {
             self.compare_path(key, counts);
         }
@@ -380,23 +400,30 @@ proptest! {
     fn the_tree_agrees_with_the_naive_one(
         page_size in prop::sample::select(vec![1u32, 2, 4]),
         ghost_pages in prop::sample::select(vec![0usize, 3, 1 << 20]),
+        told_at_once in any::<bool>(),
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let mut pair = Pair::new(page_size, ghost_pages);
         for step in &steps {
             pair.apply(step);
             pair.compare(ghost_pages > 1000);
+            if told_at_once {
+                pair.take_changed();
+            }
         }
+        pair.take_changed();
         while !pair.pins.is_empty() {
             pair.unpin(0);
             pair.compare(ghost_pages > 1000);
         }
-        for owner in 0..3 {
+        for owner in 0..REQUESTS {
             pair.apply(&Step::Release(owner, None));
+            pair.apply(&Step::Unwatch(owner));
         }
         for tier in 0..TIERS {
             pair.apply(&Step::Clear(tier));
         }
+        prop_assert_eq!(pair.tree.take_changed(), []);
         pair.compare(ghost_pages > 1000);
         let stats = pair.tree.stats();
         prop_assert!(stats.places.iter().all(|place| place.resident == 0), "{:?}", stats);

@@ -3,11 +3,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use strata_radix::Standing;
+use strata_types::RequestId;
 
 pub const TIERS: usize = 3;
 
 /// A page: its namespace and all tokens up to its end.
 pub type Key = (u8, Vec<u32>);
+
+/// The slots and the owner of each page of a path.
+pub type Snapshot = Vec<([Option<u32>; TIERS], Option<(u64, bool)>)>;
 
 #[derive(Clone, Debug, Default)]
 pub struct Page {
@@ -28,12 +33,14 @@ impl Page {
 pub struct Naive {
     pub page_size: usize,
     pub pages: BTreeMap<Key, Page>,
+    /// The watched paths.
+    pub watched: BTreeMap<u64, Vec<Key>>,
     clock: u64,
 }
 
 impl Naive {
     pub fn new(page_size: usize) -> Naive {
-        Naive { page_size, pages: BTreeMap::new(), clock: 0 }
+        Naive { page_size, pages: BTreeMap::new(), watched: BTreeMap::new(), clock: 0 }
     }
 
     /// The keys of the whole pages of a sequence.
@@ -204,14 +211,57 @@ impl Naive {
         }
     }
 
-    pub fn release(&mut self, owner: u64, heir: Option<u64>) -> usize {
+    /// Page by page: each may have an heir of its own.
+    pub fn release(&mut self, owner: u64, choose_heir: impl Fn(&[u64]) -> Option<u64>) -> usize {
         let mut count = 0;
-        for page in self.pages.values_mut() {
+        for (key, page) in &mut self.pages {
             if page.owner.is_some_and(|(other, _)| other == owner) {
-                page.owner = heir.map(|heir| (heir, false));
+                let through = self.watched.iter().filter(|(_, path)| path.contains(key));
+                let followers: Vec<u64> = through.map(|(id, _)| *id).filter(|id| *id != owner).collect();
+                page.owner = choose_heir(&followers).map(|heir| (heir, false));
                 count += 1;
             }
         }
         count
+    }
+
+    pub fn take_over(&mut self, request: u64, even_started: bool) -> usize {
+        let mut count = 0;
+        for key in self.watched[&request].clone() {
+            let Some(page) = self.pages.get_mut(&key) else { continue };
+            if page.owner.is_some_and(|(other, started)| other != request && (even_started || !started)) {
+                page.owner = Some((request, false));
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// How the first `usable` pages of a watched path stand, without the nodes that only the tree knows.
+    pub fn standing(&self, request: u64, usable: usize) -> Standing {
+        let mut standing = Standing::default();
+        for key in self.watched[&request].iter().take(usable) {
+            let Page { slots, owner, .. } = self.page(key);
+            let count = match (slots, owner) {
+                ([Some(_), ..], _) => &mut standing.device,
+                ([_, Some(_), _], _) => &mut standing.host,
+                ([_, _, Some(_)], _) => &mut standing.disk,
+                (_, None) => &mut standing.unowned,
+                (_, Some((owner, _))) if owner == request => &mut standing.own,
+                (_, Some((owner, started))) => {
+                    standing.foreign_owner.get_or_insert(RequestId(owner));
+                    standing.foreign_queued |= !started;
+                    standing.foreign_in_flight |= started;
+                    &mut standing.foreign
+                }
+            };
+            *count += 1;
+        }
+        standing
+    }
+
+    /// Everything about a watched path that a standing may depend on.
+    pub fn snapshot(&self, request: u64) -> Snapshot {
+        self.watched[&request].iter().map(|key| self.page(key)).map(|page| (page.slots, page.owner)).collect()
     }
 }
