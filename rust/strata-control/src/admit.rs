@@ -77,7 +77,7 @@ impl CacheController {
 
     /// The request will not publish the rest of what it claimed.
     pub fn give_up_claim(&mut self, request: RequestId) -> Result<(), ControlError> {
-        self.tree.release(request, None)?;
+        self.tree.release(request, |_| None)?;
         Ok(())
     }
 
