@@ -88,7 +88,7 @@ async def measure(options: argparse.Namespace, draws: Sequence[Draw], source: So
     check_warm(options.warm, facts)
     async with OpenAIClient(url, facts.model, options.request_timeout_s, not options.stop_at_eos) as client:
         length = options.characters_per_token or await characters_per_token(
-            client, endpoint, source.samples()
+            client, endpoint, source.samples(facts)
         )
         workload = source.workload(facts, length)
         drawn = [(draw, workload.sessions(draw)) for draw in draws]

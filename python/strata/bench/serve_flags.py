@@ -231,11 +231,12 @@ class Source:
         else:
             self._documents = load_documents(options.docs)
 
-    def samples(self) -> Sequence[str]:
-        """Texts by which a token's length is learnt."""
+    def samples(self, facts: ServerFacts) -> Sequence[str]:
+        """Texts by which a token's length is learnt; short enough for the context if each byte were a token."""
+        size = min(_SAMPLE_CHARACTERS, (facts.max_tokens or _SAMPLE_CHARACTERS * 4) // 4)
         if self._trace:
-            return sample_words(_SAMPLE_CHARACTERS)
-        return [document.text[:_SAMPLE_CHARACTERS] for document in self._documents[:_SAMPLES]]
+            return sample_words(size)
+        return [document.text[:size] for document in self._documents[:_SAMPLES]]
 
     def workload(self, facts: ServerFacts, characters_per_token: float) -> Workload:
         """The workload, fitted to the server. Raises ConfigError if it does not fit."""
