@@ -129,6 +129,10 @@ def test_no_run_shares_text_with_another() -> None:
     draws = [Draw(1, 1.0, requests=4), Draw(1, 2.0, requests=4), Draw(2, 1.0, requests=4)]
     beginnings = [text[:40] for draw in draws for text in workload.warm_texts(draw)]
     assert len(set(beginnings)) == len(beginnings)
+    kept = [Draw(seed, 1.0, requests=40, keeps_documents=True) for seed in (1, 2)]
+    assert workload.warm_texts(kept[0]) == workload.warm_texts(kept[1])
+    asked = [session.turns[0].text() for draw in kept for session in workload.sessions(draw)]
+    assert len(set(asked)) == 80, "questions are never those of another run"
 
 
 def test_chats_count_requests_and_think_in_between() -> None:

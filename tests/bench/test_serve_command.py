@@ -147,6 +147,7 @@ def test_without_matplotlib_a_picture_is_refused_before_the_work(monkeypatch: py
         (["--docs", "/no/such"], "--docs /no/such cannot be read"),
         (["--json", "/no/such/x"], "its folder does not exist"),
         (["--plot", "x.gif"], "must end in one of"),
+        (["--keep-documents"], "--keep-documents is for"),
         (["--url", "http://127.0.0.1:9", "--page-size", "16"], "--page-size 16: with --url"),
     ],
 )
@@ -189,7 +190,19 @@ def test_strata_is_measured_from_a_host_that_holds_everything(
     facts = result["manifest"]
     assert facts["server"]["is_strata"] and facts["own_server"] and facts["settings"]["page_size"] == 16
     assert facts["state_before_each_run"] == "all tiers flushed, then warm: host"
-    assert str(tmp_path) not in json.dumps({**facts, "settings": None, "flags": None})
+    kept = [
+        "--model",
+        str(folder),
+        "--disk-path",
+        str(tmp_path / "kept"),
+        *SIZES,
+        "--warm",
+        "--keep-documents",
+    ]
+    first, second = result_of([*kept, *SMALL, "--tokens", "300", "--seeds", "1,2"], capsys)["runs"]
+    assert first["warm_tokens"]["device"] == second["warm_tokens"]["device"] == 0
+    assert second["figures"]["tokens_host"] >= 3 * 288
+    assert second["figures"]["tokens_computed"] > 6 * 16, "questions are computed in every run"
 
 
 def test_strata_is_measured_from_disk_with_chats_and_with_a_trace(

@@ -129,6 +129,7 @@ class LoadBench:
         self._endpoint = endpoint
         self._workload = workload
         self._admin = StrataAdmin(client.http) if facts.is_strata else None
+        self._flushes = True
 
     async def run(self, draw: Draw, sessions: Sequence[Session], steps: Steps) -> tuple[Result, Run]:
         """One run from its own state, as JSON and as it was."""
@@ -152,8 +153,9 @@ class LoadBench:
 
     async def _prepare(self, draw: Draw) -> dict[str, int]:
         """Empties a Strata's cache, and warms as asked. Returns the tokens that each tier holds then."""
-        if self._admin is not None:
+        if self._admin is not None and self._flushes:
             await self._admin.flush()
+            self._flushes = not self._options.keep_documents
         if self._options.warm is None:
             return {}
         texts = self._workload.warm_texts(draw)
@@ -180,7 +182,10 @@ def _shown(value: Any) -> Any:
 
 
 def _state_of(options: argparse.Namespace, facts: ServerFacts) -> str:
-    state = "all tiers flushed" if facts.is_strata else "not flushed; every run's texts are its own"
+    if not facts.is_strata:
+        state = "not flushed; every run's texts are its own"
+    else:
+        state = "all tiers flushed" + (" before the first" if options.keep_documents else "")
     return state if options.warm is None else f"{state}, then warm: {options.warm}"
 
 
@@ -218,7 +223,10 @@ def tables_of(result: Mapping[str, Any]) -> list[Table]:
 def _cell(spread: Mapping[str, float] | None) -> str:
     if spread is None:
         return "-"
-    middle = f"{spread['median']:,.4g}"
     if spread["least"] == spread["most"]:
-        return middle
-    return f"{middle} ({spread['least']:,.4g} to {spread['most']:,.4g})"
+        return _number(spread["median"])
+    return f"{_number(spread['median'])} ({_number(spread['least'])} to {_number(spread['most'])})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -72,6 +72,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         "that it holds everything it can (without a tier: host)",
     )
     group.add_argument(
+        "--keep-documents",
+        action="store_true",
+        help="the same documents in all runs, and no flush but before the first: a later warm start finds them in the "
+        "cache, beside what is left of earlier questions",
+    )
+    group.add_argument(
         "--stop-at-eos",
         action="store_true",
         help="let answers end by themselves; for servers that refuse the field ignore_eos",
@@ -186,6 +192,10 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(
             "--workload chat resends a history, and --endpoint completions has none; leave it out"
         )
+    if options.keep_documents and (options.workload != "documents" or options.warm is None):
+        raise ConfigError(
+            "--keep-documents is for --workload documents with --warm: without, a run would find what others left"
+        )
     check_json_path(options.json)
     if options.plot is not None:
         check_plot(options.plot)
@@ -209,7 +219,8 @@ def draws_of(options: argparse.Namespace) -> list[Draw]:
     for rate in rates:
         if rate is not None and not 0 < rate < float("inf"):
             raise ConfigError(f"--rates {rate:g} must be above 0")
-    return [Draw(seed, rate, options.requests, duration) for rate in rates for seed in seeds]
+    keeps = options.keep_documents
+    return [Draw(seed, rate, options.requests, duration, keeps) for rate in rates for seed in seeds]
 
 
 def _numbers(flag: str, text: str, read: Callable[[str], Number]) -> list[Number]:

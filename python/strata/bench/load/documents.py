@@ -38,7 +38,10 @@ class DocumentsWorkload:
             document = self.documents[number]
             question = document.questions[asked[number] % len(document.questions)]
             asked[number] += 1
-            parts = (self._text(draw, number), f"\n\nQuestion {asked[number]}: {question}\nAnswer:")
+            parts = (
+                self._text(draw, number),
+                f"\n\nQuestion {asked[number]} of run {draw.mark}: {question}\nAnswer:",
+            )
             sessions.append(Session(number, arrival, (Turn(parts, self.max_tokens),)))
         return sessions
 
@@ -47,7 +50,8 @@ class DocumentsWorkload:
         return [self._text(draw, number) for number in range(len(self.documents))]
 
     def _text(self, draw: Draw, number: int) -> str:
-        return f"Document {number + 1} of run {draw.mark}\n\n{self.documents[number].text}"
+        run = "" if draw.keeps_documents else f" of run {draw.mark}"
+        return f"Document {number + 1}{run}\n\n{self.documents[number].text}"
 
 
 def load_documents(path: Path | None) -> list[Document]:

@@ -71,17 +71,19 @@ class Session:
 @dataclass(frozen=True)
 class Draw:
     """Which run is drawn. `rate` in requests a second; None leaves times to the workload. At least one of `requests`
-    and `duration_s` ends it, unless the workload ends by itself.
+    and `duration_s` ends it, unless the workload ends by itself. `keeps_documents`: documents, unlike questions, are
+    the same in all runs.
     """
 
     seed: int
     rate: float | None
     requests: int | None = None
     duration_s: float | None = None
+    keeps_documents: bool = False
 
     @property
     def mark(self) -> str:
-        """Part of every text of this run, so that no run finds what another left in a cache."""
+        """Part of this run's texts, so that no run finds what another left in a cache."""
         return f"{self.seed}" if self.rate is None else f"{self.seed} at {self.rate:g}/s"
 
     def generator(self, purpose: str) -> random.Random:
