@@ -91,6 +91,21 @@ def test_a_failure_is_reported_and_is_the_exit_code(
     assert figures["requests"] == 6 and figures["failed"] == 2 and figures["output_tokens"] == 16
 
 
+def test_a_run_that_cannot_be_made_takes_no_result_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    # Three documents and six questions are the first run; the warm start of the second fails.
+    with FakeOpenAIServer(faults=[""] * 9 + ["status"]) as server:
+        url = server.url.replace("://", "://user:secret@")
+        flags = [*SMALL, "--url", url, "--warm", "device", "--seeds", "1,2,3"]
+        result = result_of(flags, capsys, code=1)
+        server.faults.append("status")
+        with pytest.raises(StrataError, match="--warm device: the server did not answer"):
+            serve_command.main(flags)
+    assert [run["seed"] for run in result["runs"]] == [1] and result["manifest"]["seeds"] == [1, 2, 3]
+    (failure,) = result["failures"]
+    assert failure["message"].startswith("2 of 3 runs are missing: --warm device")
+    assert "secret" not in json.dumps(result)
+
+
 def test_the_same_seed_asks_the_same_again(capsys: pytest.CaptureFixture[str]) -> None:
     def prompts() -> list[str]:
         with FakeOpenAIServer() as server:
@@ -136,6 +151,7 @@ def test_without_matplotlib_a_picture_is_refused_before_the_work(monkeypatch: py
     [
         (["--rates", "0"], "--rates 0 must be above 0"),
         (["--rates", "fast"], "--rates 'fast' are no numbers"),
+        (["--seeds", "1,1"], "names a number twice"),
         (["--seeds", "1.5"], "--seeds '1.5' are no numbers"),
         (["--duration", "0"], "--duration 0 must be above 0"),
         (["--max-in-flight", "0"], "--max-in-flight 0 is too small"),

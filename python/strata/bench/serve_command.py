@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +37,10 @@ from strata.bench.load.trace import TraceWorkload
 from strata.bench.report import Steps, emit, progress_steps, table_of
 from strata.bench.serve_flags import Source, check, draws_of, endpoint_of, parser_of
 from strata.bench.settings import bench_config, manifest, settings_of
-from strata.errors import ConfigError
+from strata.errors import ConfigError, StrataError
 
 Result = dict[str, Any]
+_CREDENTIALS = re.compile(r"://[^/@]*@")
 
 
 def main(arguments: Sequence[str], program: str = "python -m strata.bench serve") -> int:
@@ -96,14 +98,15 @@ async def measure(options: argparse.Namespace, draws: Sequence[Draw], source: So
         with progress_steps(
             sum(len(session.turns) for _, sessions in drawn for session in sessions)
         ) as steps:
-            runs = [await bench.run(draw, sessions, steps) for draw, sessions in drawn]
+            runs, broken = await run_all(bench, drawn, steps)
     return {
         "workload": options.workload,
         "rates": _by_rate(draws, runs),
         "runs": [result for result, _ in runs],
-        "failures": failures_of([run for _, run in runs]),
+        "failures": failures_of([run for _, run in runs]) + broken,
         "manifest": {
             "flags": {name: _shown(value) for name, value in vars(options).items()},
+            "seeds": list(dict.fromkeys(draw.seed for draw in draws)),
             "server": facts.as_json(),
             "own_server": options.url is None,
             "endpoint": endpoint,
@@ -111,6 +114,23 @@ async def measure(options: argparse.Namespace, draws: Sequence[Draw], source: So
             "state_before_each_run": _state_of(options, facts),
         },
     }
+
+
+async def run_all(
+    bench: LoadBench, drawn: Sequence[tuple[Draw, Sequence[Session]]], steps: Steps
+) -> tuple[list[tuple[Result, Run]], list[Result]]:
+    """All runs, and what kept the last ones from being made: a server that dies takes no result with it. Raises
+    StrataError if not even the first can be made."""
+    runs: list[tuple[Result, Run]] = []
+    for draw, sessions in drawn:
+        try:
+            runs.append(await bench.run(draw, sessions, steps))
+        except StrataError as error:
+            if not runs:
+                raise
+            missing = f"{len(drawn) - len(runs)} of {len(drawn)} runs are missing: {error}"
+            return runs, [{"message": missing, "count": 1}]
+    return runs, []
 
 
 class LoadBench:
@@ -138,6 +158,9 @@ class LoadBench:
         name = f"{label_of(draw.rate)}, seed {draw.seed}"
         runner = Runner(self._client, self._endpoint, self._options.max_in_flight, lambda: steps.next(name))
         run = await runner.run(sessions)
+        if self._admin is not None:
+            # What the run's pages still cause to be written is part of it.
+            await self._admin.settle()
         after = await self._stats()
         result: Result = {"rate": draw.rate, "seed": draw.seed, "figures": figures_of(run)}
         result |= {"warm_tokens": held, "server_stats": difference(before, after)}
@@ -166,7 +189,7 @@ class LoadBench:
 
 
 def _by_rate(draws: Sequence[Draw], runs: Sequence[tuple[Result, Run]]) -> list[Result]:
-    rates = list(dict.fromkeys(draw.rate for draw in draws))
+    rates = list(dict.fromkeys(draw.rate for draw, _ in zip(draws, runs, strict=False)))
     return [
         {
             "rate": rate,
@@ -177,7 +200,9 @@ def _by_rate(draws: Sequence[Draw], runs: Sequence[tuple[Result, Run]]) -> list[
 
 
 def _shown(value: Any) -> Any:
-    """A flag's value for the manifest; of a path the name, since where a file lies is nobody's business."""
+    """A flag's value for the manifest, without what is nobody's business: where a file lies, a password in a URL."""
+    if isinstance(value, str) and "://" in value:
+        return _CREDENTIALS.sub("://", value)
     return value.name if isinstance(value, Path) else value
 
 

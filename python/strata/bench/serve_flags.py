@@ -225,9 +225,14 @@ def draws_of(options: argparse.Namespace) -> list[Draw]:
 
 def _numbers(flag: str, text: str, read: Callable[[str], Number]) -> list[Number]:
     try:
-        return [read(part) for part in text.split(",")]
+        found = [read(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"{flag} {text!r} are no numbers with commas between, such as 1,2") from error
+    if len(set(found)) < len(found):
+        raise ConfigError(
+            f"{flag} {text} names a number twice, and both runs would be the same; name it once"
+        )
+    return found
 
 
 class Source:

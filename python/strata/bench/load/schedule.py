@@ -84,7 +84,7 @@ class Draw:
     @property
     def mark(self) -> str:
         """Part of this run's texts, so that no run finds what another left in a cache."""
-        return f"{self.seed}" if self.rate is None else f"{self.seed} at {self.rate:g}/s"
+        return f"{self.seed}" if self.rate is None else f"{self.seed} at {self.rate}/s"
 
     def generator(self, purpose: str) -> random.Random:
         """Random numbers of their own for each purpose; the same at every rate, so that rates can be compared."""
