@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from tiny_bench import write_lines
 
@@ -69,6 +69,7 @@ def test_arrivals_are_poisson_and_rates_share_their_random_numbers() -> None:
         poisson_arrivals(Draw(7, 0.001, duration_s=0.001))
 
 
+@settings(deadline=None)
 @given(
     documents=some.integers(1, 12),
     questions=some.integers(1, 6),

@@ -163,6 +163,8 @@ def test_without_matplotlib_a_picture_is_refused_before_the_work(monkeypatch: py
         (["--docs", "/no/such"], "--docs /no/such cannot be read"),
         (["--json", "/no/such/x"], "its folder does not exist"),
         (["--plot", "x.gif"], "must end in one of"),
+        (["--url", "localhost:8000"], "--url 'localhost:8000' is no server's address"),
+        (["--url", "http://a:port"], "--url 'http://a:port' is no server's address"),
         (["--keep-documents"], "--keep-documents is for"),
         (["--url", "http://127.0.0.1:9", "--page-size", "16"], "--page-size 16: with --url"),
     ],

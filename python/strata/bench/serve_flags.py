@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from strata.bench.corpus import Document
 from strata.bench.load.cache_distance import Distances
@@ -184,6 +185,8 @@ def check(options: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {value:g} must be above 0")
     if not 0 <= options.think_s < float("inf"):
         raise ConfigError(f"--think-s {options.think_s:g} must be at least 0")
+    if options.url is not None:
+        _check_url(options.url)
     if options.workload == "trace" and options.trace is None:
         raise ConfigError("--workload trace needs --trace FILE, a trace in Mooncake's form")
     if options.workload != "trace" and options.trace is not None:
@@ -199,6 +202,18 @@ def check(options: argparse.Namespace) -> None:
     check_json_path(options.json)
     if options.plot is not None:
         check_plot(options.plot)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        whole = (
+            parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        )
+    except ValueError:
+        whole = False
+    if not whole:
+        raise ConfigError(f"--url {url!r} is no server's address; give one such as http://127.0.0.1:8000")
 
 
 def endpoint_of(options: argparse.Namespace) -> str:
