@@ -28,6 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "strata.bench.tiers_command",
         "slow disks, documents that do not fit, and decoding, beside the tiers switched off",
     ),
+    "serve": (
+        "strata.bench.serve_command",
+        "any OpenAI-compatible server under load: documents, chats or a trace, at several rates",
+    ),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""

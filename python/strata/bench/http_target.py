@@ -38,7 +38,7 @@ class HttpTarget:
 
     def __init__(self, config: StrataConfig) -> None:
         self._config = config
-        self._server = ServerProcess(_arguments(config))
+        self._server = ServerProcess(server_arguments(config))
 
     def ask(self, token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Asks alone, greedily, for exactly `max_tokens` tokens; the answer's one token is its text."""
@@ -84,7 +84,7 @@ class HttpTarget:
     def restart(self) -> None:
         """Stops, then starts anew over the same disk tier; the page cache keeps none of its files."""
         self._server.stop()
-        self._server = ServerProcess(_arguments(self._config))
+        self._server = ServerProcess(server_arguments(self._config))
         drop_page_cache(self._config.cache.disk_path)
 
     def close(self) -> None:
@@ -123,6 +123,13 @@ class ServerProcess:
                 self._address = found[1], int(found[2])
                 self._told.set()
         self._told.set()
+
+    @property
+    def url(self) -> str:
+        """Where it answers. Raises StrataError if it did not start."""
+        if self._address is None:
+            raise StrataError("the server has no address; it did not start")
+        return "http://{}:{}".format(*self._address)
 
     @contextmanager
     def request(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:
@@ -172,7 +179,7 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _arguments(config: StrataConfig) -> list[str]:
+def server_arguments(config: StrataConfig) -> list[str]:
     """The flags that give another process the same model, cache and scheduler."""
     return [
         text
