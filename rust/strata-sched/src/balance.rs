@@ -1,22 +1,63 @@
-//! When a batch is loading-bound: when its load outlasts what its compute can hide.
+//! When a batch is loading-bound: when its load outlasts what its compute can hide. Every balance is a linear scale,
+//! fixed for a decision, so that weighing a candidate takes a handful of multiplications.
 
 use crate::{Prices, Work};
+
+/// What hides load and what has to be hidden, in any one unit: seconds, or loaded tokens. The default hides
+/// everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Scale {
+    /// What a step hides, whatever it computes.
+    pub per_step: f64,
+    /// What a computed token hides.
+    pub per_token: f64,
+    /// What a pair of a computed token and one that it attends to hides.
+    pub per_pair: f64,
+    /// What has to be hidden of any load, whatever its size.
+    pub latency: f64,
+    /// What has to be hidden of a loaded token.
+    pub per_loaded: f64,
+    /// Whether those who bring more compute than load may join a batch that is loading-bound anyway.
+    pub takes_helpers: bool,
+}
+
+impl Scale {
+    /// What is left to hide further load behind; negative: some load sticks out.
+    #[inline]
+    fn margin(&self, work: &Work) -> f64 {
+        let step = if work.compute > 0.0 { self.per_step } else { 0.0 };
+        let latency = if work.load > 0.0 { self.latency } else { 0.0 };
+        step - latency + self.brings(work)
+    }
+
+    #[inline]
+    fn brings(&self, work: &Work) -> f64 {
+        self.per_token * work.compute + self.per_pair * work.pairs - self.per_loaded * work.load
+    }
+
+    /// Whether the load of this batch, or of this part of one, outlasts its compute.
+    #[inline]
+    pub fn is_loading_bound(&self, work: &Work) -> bool {
+        self.margin(work) < 0.0
+    }
+
+    /// Whether a request may join a batch before the rest.
+    #[inline]
+    pub fn welcomes(&self, batch: &Work, part: &Work) -> bool {
+        self.margin(&batch.plus(*part)) >= 0.0 || (self.takes_helpers && self.brings(part) >= 0.0)
+    }
+}
 
 /// The weighing of load against compute.
 pub trait Balance: Send {
     /// The name of the policy that weighs like this.
     fn name(&self) -> &'static str;
 
-    /// Whether the load of this batch, or of this part of one, outlasts its compute.
-    fn is_loading_bound(&self, work: &Work, prices: &Prices) -> bool;
+    /// The scale at these prices.
+    fn scale(&self, prices: &Prices) -> Scale;
 
-    /// Whether a request may join a batch before the rest.
-    fn welcomes(&self, batch: &Work, part: &Work, prices: &Prices) -> bool {
-        !self.is_loading_bound(&batch.plus(*part), prices)
-    }
-
-    /// Whether a request that shares so many tokens of its load with a batch goes along with it.
-    fn is_bundle(&self, shared: u32, _own: u64) -> bool {
+    /// Whether a request that shares so many tokens of its load with a batch, and adds so many, goes along with it.
+    fn is_bundle(&self, shared: u32, _added: f64) -> bool {
         shared > 0
     }
 
@@ -44,9 +85,8 @@ impl Balance for Ratio {
         "static"
     }
 
-    #[inline]
-    fn is_loading_bound(&self, work: &Work, _: &Prices) -> bool {
-        work.load as f64 > self.loaded_per_computed * work.compute as f64
+    fn scale(&self, _: &Prices) -> Scale {
+        Scale { per_token: self.loaded_per_computed, per_loaded: 1.0, ..Scale::default() }
     }
 }
 
@@ -59,25 +99,21 @@ impl Balance for Predicted {
         "adaptive"
     }
 
-    #[inline]
-    fn is_loading_bound(&self, work: &Work, prices: &Prices) -> bool {
-        match (prices.load_seconds(work.load), prices.prefill_seconds(work)) {
-            (Some(load), Some(compute)) => load > compute,
-            _ => false,
+    fn scale(&self, prices: &Prices) -> Scale {
+        let (Some(load), Some(prefill)) = (prices.load, prices.prefill) else { return Scale::default() };
+        Scale {
+            per_step: prefill.per_step,
+            per_token: prefill.per_token,
+            per_pair: prefill.per_pair,
+            latency: load.latency,
+            per_loaded: load.per_token,
+            takes_helpers: true,
         }
     }
 
-    /// In a batch that is loading-bound anyway, whoever brings more compute than load helps to hide the load.
-    #[inline]
-    fn welcomes(&self, batch: &Work, part: &Work, prices: &Prices) -> bool {
-        let (Some(load), Some(prefill)) = (prices.load, prices.prefill) else { return true };
-        let brings = prefill.per_token * part.compute as f64 + prefill.per_pair * part.pairs;
-        load.per_token * part.load as f64 <= brings || !self.is_loading_bound(&batch.plus(*part), prices)
-    }
-
     /// A request that shares no more than a system prompt with the batch is not bundled with it for that.
-    fn is_bundle(&self, shared: u32, own: u64) -> bool {
-        shared > 0 && u64::from(shared) >= own
+    fn is_bundle(&self, shared: u32, added: f64) -> bool {
+        shared > 0 && f64::from(shared) >= added
     }
 
     fn loads_early(&self) -> bool {

@@ -4,7 +4,7 @@
 //! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
 //! which there is none.
 
-use crate::balance::{Balance, Predicted, Ratio};
+use crate::balance::{Balance, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Row};
 use crate::fcfs::decode;
 use crate::order::{Order, Rules};
@@ -55,6 +55,7 @@ impl Default for BalancedOptions {
 pub struct Balanced<B> {
     balance: B,
     options: BalancedOptions,
+    scale: Scale,
     order: Order,
     set_aside: Vec<u32>,
     /// What ended the batch, told of all who were not reached.
@@ -75,7 +76,8 @@ impl<B: Balance + Default> Default for Balanced<B> {
 impl<B: Balance> Balanced<B> {
     /// The policy with these parts.
     pub fn new(balance: B, options: BalancedOptions) -> Balanced<B> {
-        Balanced { balance, options, order: Order::default(), set_aside: Vec::new(), rest: None }
+        let (scale, order) = (Scale::default(), Order::default());
+        Balanced { balance, options, scale, order, set_aside: Vec::new(), rest: None }
     }
 
     fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
@@ -83,6 +85,7 @@ impl<B: Balance> Balanced<B> {
         self.order.form(view, rules, recorder);
         let mut batch = Batch::new(view);
         self.rest = None;
+        self.scale = self.balance.scale(&view.prices);
         self.fill(&mut batch, view, recorder);
         let mut decision = self.conclude(&batch, view, recorder);
         decision.early = self.early_loads(&mut batch, view);
@@ -104,9 +107,7 @@ impl<B: Balance> Balanced<B> {
             }
             let slot = &slots[place];
             let Some(part) = batch.part(slot) else { break };
-            let goes = index == 0
-                || !self.options.balance
-                || self.balance.welcomes(&batch.work, &part.work, &view.prices);
+            let goes = index == 0 || !self.options.balance || self.scale.welcomes(&batch.work, &part.work);
             if goes {
                 if !self.admit(batch, place, slot, recorder) {
                     // Nobody passes the head.
@@ -118,7 +119,10 @@ impl<B: Balance> Balanced<B> {
                 self.bundle(batch, slot, slots, recorder);
             } else {
                 let work = batch.work.plus(part.work);
-                recorder.note(slot.waiting.id, || Why::SetAside { load: work.load, compute: work.compute });
+                recorder.note(slot.waiting.id, || Why::SetAside {
+                    load: work.load as u64,
+                    compute: work.compute as u64,
+                });
                 self.order.counts.set_aside += 1;
                 self.set_aside.push(place as u32);
             }
@@ -177,9 +181,8 @@ impl<B: Balance> Balanced<B> {
     /// What is computed now and what waits for its load.
     fn conclude<R: Recorder>(&mut self, batch: &Batch<'_>, view: &View<'_>, recorder: &mut R) -> Decision {
         let decode_first = batch.bound.decode_first();
-        let bubble = self.options.bubbles
-            && !view.decodable.is_empty()
-            && self.balance.is_loading_bound(&batch.work, &view.prices);
+        let bubble =
+            self.options.bubbles && !view.decodable.is_empty() && self.scale.is_loading_bound(&batch.work);
         let (mut chunks, mut admissions, mut computes) = (Vec::new(), Vec::new(), false);
         for row in &batch.rows {
             let waits = decode_first || bubble && self.yields(row, view);
@@ -191,7 +194,7 @@ impl<B: Balance> Balanced<B> {
                     recorder.note(row.id, || Why::Next { tokens: row.tokens });
                     admissions.push(row.admission());
                 }
-                None if self.options.bubbles && row.own.load > 0 => {
+                None if self.options.bubbles && row.own.load > 0.0 => {
                     recorder.note(row.id, || Why::Loads { tokens: row.own.load as u32 });
                     admissions.push(crate::Admission { id: row.id, tokens: 0 });
                 }
@@ -205,11 +208,10 @@ impl<B: Balance> Balanced<B> {
 
     /// Whether the rest of a row's load does not hide behind its chunk, and it may go on waiting.
     fn yields(&self, row: &Row, view: &View<'_>) -> bool {
-        let Some(since) = row.since else { return self.balance.is_loading_bound(&row.own, &view.prices) };
+        let Some(since) = row.since else { return self.scale.is_loading_bound(&row.own) };
         let load = view.prices.load_seconds(row.own.load).unwrap_or(0.0);
         let patience = 2.0 * load + self.options.grace.as_secs_f64();
-        view.now.since(since).as_secs_f64() < patience
-            && self.balance.is_loading_bound(&row.own, &view.prices)
+        view.now.since(since).as_secs_f64() < patience && self.scale.is_loading_bound(&row.own)
     }
 
     /// Loads for those who wait, in order, unless the batch's own keep the link busy. Where somebody lacks room,
@@ -217,7 +219,7 @@ impl<B: Balance> Balanced<B> {
     fn early_loads(&mut self, batch: &mut Batch<'_>, view: &View<'_>) -> Vec<RequestId> {
         let mut early = Vec::new();
         let off = !self.options.early_loads || !self.balance.loads_early();
-        if off || self.balance.is_loading_bound(&batch.work, &view.prices) {
+        if off || self.scale.is_loading_bound(&batch.work) {
             return early;
         }
         let slots = view.waiting.slots();

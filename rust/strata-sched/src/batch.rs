@@ -125,7 +125,7 @@ impl<'a> Batch<'a> {
 
     /// The tokens of the batch are gone.
     pub fn full(&self) -> Why {
-        Why::BatchFull { tokens: self.work.compute.try_into().unwrap_or(u32::MAX) }
+        Why::BatchFull { tokens: self.work.compute as u32 }
     }
 
     fn pages(&self, slot: &Slot, part: &Part) -> u32 {
@@ -137,7 +137,7 @@ impl<'a> Batch<'a> {
         self.pages_left -= self.pages(slot, &part).min(self.pages_left);
         self.running += 1;
         self.nodes.extend(slot);
-        let own = Work { load: u64::from(slot.load), ..part.work };
+        let own = Work { load: f64::from(slot.load), ..part.work };
         let row = Row { id: slot.waiting.id, tokens: part.tokens, own, since: None };
         self.join(row, part.work, slot.waiting.standing.need.context());
     }

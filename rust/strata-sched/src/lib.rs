@@ -19,7 +19,7 @@ mod view;
 mod waiting;
 mod why;
 
-pub use balance::{Balance, Predicted, Ratio};
+pub use balance::{Balance, Predicted, Ratio, Scale};
 pub use balanced::{Adaptive, Balanced, BalancedOptions, Static};
 pub use cost::{CostModel, CostPrior, CostReport, LinkCost, Measured, StepCost, StepShape};
 pub use fcfs::FirstComeFirstServed;

@@ -39,41 +39,34 @@ impl Prices {
     }
 
     /// Seconds until so many tokens are loaded.
-    pub fn load_seconds(&self, tokens: u64) -> Option<f64> {
+    pub fn load_seconds(&self, tokens: f64) -> Option<f64> {
         let price = self.load?;
-        Some(if tokens == 0 { 0.0 } else { price.latency + price.per_token * tokens as f64 })
-    }
-
-    /// Seconds of a prefill step of this work.
-    pub fn prefill_seconds(&self, work: &Work) -> Option<f64> {
-        let price = self.prefill?;
-        Some(match work.compute {
-            0 => 0.0,
-            tokens => price.per_step + price.per_token * tokens as f64 + price.per_pair * work.pairs,
-        })
+        Some(if tokens == 0.0 { 0.0 } else { price.latency + price.per_token * tokens })
     }
 }
 
-/// What a batch, or one request's part of it, loads and computes.
+/// What a batch, or one request's part of it, loads and computes. Whole numbers kept as they are reckoned with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Work {
     /// Tokens to load.
-    pub load: u64,
+    pub load: f64,
     /// Tokens to compute.
-    pub compute: u64,
+    pub compute: f64,
     /// Pairs of a computed token and one that it attends to.
     pub pairs: f64,
 }
 
 impl Work {
     /// Computing `tokens` after `context` tokens, and loading.
+    #[inline]
     pub fn new(load: u32, tokens: u32, context: u32) -> Work {
         let count = f64::from(tokens);
         let pairs = count * (f64::from(context) + (count + 1.0) / 2.0);
-        Work { load: u64::from(load), compute: u64::from(tokens), pairs }
+        Work { load: f64::from(load), compute: count, pairs }
     }
 
     /// Both together.
+    #[inline]
     pub fn plus(self, other: Work) -> Work {
         Work {
             load: self.load + other.load,
