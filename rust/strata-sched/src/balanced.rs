@@ -100,15 +100,14 @@ impl<B: Balance> Balanced<B> {
     fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, view: &View<'_>, recorder: &mut R) {
         self.set_aside.clear();
         let slots = view.waiting.slots();
-        for index in 0..self.order.places.len() {
-            let place = self.order.places[index] as usize;
+        for index in 0..self.order.candidates.len() {
+            let candidate = self.order.candidates[index];
+            let place = candidate.place as usize;
             if !self.order.is_open(place) {
                 continue;
             }
             let slot = &slots[place];
-            let Some(part) = batch.part(slot) else { break };
-            let goes = index == 0 || !self.options.balance || self.scale.welcomes(&batch.work, &part.work);
-            if goes {
+            if index == 0 || !self.options.balance || batch.welcomes(&candidate, slot, &self.scale) {
                 if !self.admit(batch, place, slot, recorder) {
                     // Nobody passes the head.
                     if index == 0 {
@@ -118,11 +117,7 @@ impl<B: Balance> Balanced<B> {
                 }
                 self.bundle(batch, slot, slots, recorder);
             } else {
-                let work = batch.work.plus(part.work);
-                recorder.note(slot.waiting.id, || Why::SetAside {
-                    load: work.load as u64,
-                    compute: work.compute as u64,
-                });
+                recorder.note(slot.waiting.id, || batch.unbalanced(slot));
                 self.order.counts.set_aside += 1;
                 self.set_aside.push(place as u32);
             }
@@ -225,10 +220,10 @@ impl<B: Balance> Balanced<B> {
         let slots = view.waiting.slots();
         let mut pages_left = view.early_pages;
         let no_room = matches!(self.rest, Some(Why::Behind { .. }));
-        let open = self.order.places.iter().filter(|place| self.order.is_open(**place as usize));
-        for place in open.take(if no_room { 1 } else { usize::MAX }) {
-            let slot = &slots[*place as usize];
-            if slot.load == 0 || slot.waiting.early {
+        let open = self.order.candidates.iter().filter(|next| self.order.is_open(next.place as usize));
+        for candidate in open.take(if no_room { 1 } else { usize::MAX }) {
+            let slot = &slots[candidate.place as usize];
+            if candidate.load == 0 || slot.waiting.early {
                 continue;
             }
             if pages_left == 0 || !batch.load_early(slot, &mut pages_left) {

@@ -1,7 +1,9 @@
 //! The batch being formed: what it loads and computes so far, and what it has room for. A load that two of its
 //! requests share counts once. Never exceeds its tokens, its pages or the number of runners.
 
+use crate::balance::Scale;
 use crate::bounds::StallBound;
+use crate::order::Candidate;
 use crate::queue::Slot;
 use crate::why::Why;
 use crate::{Admission, Chunk, View, Work};
@@ -101,6 +103,23 @@ impl<'a> Batch<'a> {
         (tokens > 0).then_some(Part { tokens, shared, work })
     }
 
+    /// Whether a request may join before the rest. Most are told by what it would compute if no stream ran and by
+    /// its whole load: it shares none, and a cut chunk hides less.
+    #[inline]
+    pub fn welcomes(&self, candidate: &Candidate, slot: &Slot, scale: &Scale) -> bool {
+        let tokens = candidate.compute.min(self.tokens_left);
+        let most = Work::new(candidate.load, tokens, candidate.context);
+        let may_share = candidate.load > 0 && self.nodes.may_contain(candidate.node);
+        (may_share || scale.welcomes(&self.work, &most))
+            && self.part(slot).is_none_or(|part| scale.welcomes(&self.work, &part.work))
+    }
+
+    /// What it would make of the batch.
+    pub fn unbalanced(&self, slot: &Slot) -> Why {
+        let work = self.work.plus(self.part(slot).map_or(Work::default(), |part| part.work));
+        Why::SetAside { load: work.load as u64, compute: work.compute as u64 }
+    }
+
     #[inline]
     fn shared(&self, slot: &Slot) -> u32 {
         match slot.first_load {
@@ -170,9 +189,13 @@ impl Nodes {
     }
 
     #[inline]
-    fn contains(&self, node: u64) -> bool {
+    fn may_contain(&self, node: u64) -> bool {
         let (word, bit) = Nodes::bit(node);
-        self.filter[word] & bit != 0 && self.sorted.binary_search(&node).is_ok()
+        self.filter[word] & bit != 0
+    }
+
+    fn contains(&self, node: u64) -> bool {
+        self.may_contain(node) && self.sorted.binary_search(&node).is_ok()
     }
 
     /// Tokens of a request's load that are here.

@@ -54,8 +54,8 @@ pub(crate) fn in_order<R: Recorder>(order: &mut Order, view: &View<'_>, recorder
     let mut batch = Batch::new(view);
     let mut rest = None;
     let slots = view.waiting.slots();
-    for index in 0..order.places.len() {
-        let place = order.places[index] as usize;
+    for index in 0..order.candidates.len() {
+        let place = order.candidates[index].place as usize;
         let slot = &slots[place];
         let Some(part) = batch.part(slot) else { break };
         if let Some(full) = batch.runners_full() {

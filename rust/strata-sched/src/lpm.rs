@@ -2,7 +2,7 @@
 //! Whoever has waited for too long goes before. A yardstick: it spares compute and does not look at loads.
 
 use crate::fcfs::in_order;
-use crate::order::{Order, Rules};
+use crate::order::{Candidate, Order, Rules};
 use crate::queue::Slot;
 use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, View, DEFAULT_MAX_WAIT};
@@ -32,9 +32,10 @@ impl LongestPrefixFirst {
     fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
         self.order.form(view, Rules { threshold: None, max_wait: self.max_wait }, recorder);
         let slots = view.waiting.slots();
-        let aged = self.order.places.iter().take_while(|place| self.order.is_aged(**place as usize)).count();
-        let rank = |place: &u32| (rank(&slots[*place as usize]), *place);
-        let free = &mut self.order.places[aged..];
+        let is_aged = |candidate: &&Candidate| self.order.is_aged(candidate.place as usize);
+        let aged = self.order.candidates.iter().take_while(is_aged).count();
+        let rank = |candidate: &Candidate| (rank(&slots[candidate.place as usize]), candidate.place);
+        let free = &mut self.order.candidates[aged..];
         // No more than these can go: the rest need not be in order.
         let most = view.limits.max_running.saturating_sub(view.running) as usize;
         if most > 0 && most < free.len() {

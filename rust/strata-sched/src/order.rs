@@ -21,6 +21,35 @@ pub(crate) enum State {
     Taken,
 }
 
+/// One that may go: what the scan of a decision asks, close together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    /// Its place in the queue.
+    pub place: u32,
+    /// Tokens to load.
+    pub load: u32,
+    /// Tokens to compute.
+    pub compute: u32,
+    /// Tokens before those.
+    pub context: u32,
+    /// The node of its first load, if it has any.
+    pub node: u64,
+}
+
+impl Candidate {
+    #[inline]
+    fn new(place: usize, slot: &Slot) -> Candidate {
+        let need = &slot.waiting.standing.need;
+        Candidate {
+            place: place as u32,
+            load: slot.load,
+            compute: need.to_compute(),
+            context: need.context(),
+            node: slot.first_load.unwrap_or(0),
+        }
+    }
+}
+
 /// What keeps requests out or puts them first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
@@ -33,11 +62,11 @@ pub(crate) struct Rules {
 /// The order of one decision. Kept only for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// Places in the queue, in the order in which they may go.
-    pub places: Vec<u32>,
+    /// In the order in which they may go.
+    pub candidates: Vec<Candidate>,
     states: Vec<State>,
-    aged: Vec<u32>,
-    deferred_before: Vec<u32>,
+    aged: Vec<Candidate>,
+    deferred_before: Vec<Candidate>,
     overdue_owners: HashSet<RequestId>,
     rules: Option<Rules>,
     pub counts: Counts,
@@ -62,29 +91,32 @@ impl Order {
             }
             if waiting.priority != class.0 {
                 self.end_class(class.1);
-                class = (waiting.priority, self.places.len());
+                class = (waiting.priority, self.candidates.len());
             }
             self.states[place] = State::Candidate;
+            let candidate = Candidate::new(place, slot);
             if waiting.arrived < aged_before {
                 self.states[place] = State::Aged;
-                self.aged.push(place as u32);
+                self.aged.push(candidate);
             } else if slot.deferred_before && rules.threshold.is_some() {
-                self.deferred_before.push(place as u32);
+                self.deferred_before.push(candidate);
             } else {
-                self.places.push(place as u32);
+                self.candidates.push(candidate);
             }
         }
         self.end_class(class.1);
         if !self.aged.is_empty() {
-            let age =
-                |place: &u32| (slots[*place as usize].waiting.arrived, slots[*place as usize].waiting.id);
+            let age = |aged: &Candidate| {
+                let waiting = &slots[aged.place as usize].waiting;
+                (waiting.arrived, waiting.id)
+            };
             self.aged.sort_by_key(age);
-            self.places.splice(0..0, self.aged.drain(..));
+            self.candidates.splice(0..0, self.aged.drain(..));
         }
     }
 
     fn clear(&mut self, places: usize, rules: Rules) {
-        self.places.clear();
+        self.candidates.clear();
         self.states.clear();
         self.states.resize(places, State::Out);
         self.aged.clear();
@@ -97,7 +129,7 @@ impl Order {
 
     fn end_class(&mut self, start: usize) {
         if !self.deferred_before.is_empty() {
-            self.places.splice(start..start, self.deferred_before.drain(..));
+            self.candidates.splice(start..start, self.deferred_before.drain(..));
         }
     }
 

@@ -1,6 +1,8 @@
 //! The policies in the paper's situations and in random ones.
 
 mod golden;
+mod naive;
+mod properties;
 mod queue;
 
 use crate::*;
