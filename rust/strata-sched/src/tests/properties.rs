@@ -31,7 +31,8 @@ fn any_waiting() -> impl Strategy<Value = Waiting> {
                 loads[1].0 += 10 * (loads[0].0 + 1);
             }
             loads.iter_mut().for_each(|run| run.1 = (run.0 as u32 * 37 % 60 + 1) * 100);
-            let mut new = waiting(0, &loads, compute);
+            // Half of them compute so little that their load sticks out.
+            let mut new = waiting(0, &loads, if a { compute % 12 } else { compute });
             new.priority = priority;
             new.held = a && b && c;
             new.standing.pages = new.standing.need.host / 16 + pages;
@@ -116,7 +117,7 @@ fn tokens(decision: &Decision) -> u32 {
 fn may_go(waiting: &Waiting, defers: bool) -> bool {
     let standing = &waiting.standing;
     let deferred = standing.need.transient > 100 && standing.defer_until.is_some_and(|until| NOW < until);
-    !waiting.held && !(defers && deferred)
+    !(waiting.held || defers && deferred)
 }
 
 /// Ids are unique, limits hold, and nobody who must not go does.
