@@ -32,7 +32,7 @@ fn any_waiting() -> impl Strategy<Value = Waiting> {
             }
             loads.iter_mut().for_each(|run| run.1 = (run.0 as u32 * 37 % 60 + 1) * 100);
             // Half of them compute so little that their load sticks out.
-            let mut new = waiting(0, &loads, if a { compute % 12 } else { compute });
+            let mut new = waiting(0, &loads, if a { compute % 8 } else { compute % 80 });
             new.priority = priority;
             new.held = a && b && c;
             new.standing.pages = new.standing.need.host / 16 + pages;
@@ -47,15 +47,15 @@ fn any_waiting() -> impl Strategy<Value = Waiting> {
 }
 
 fn situations() -> impl Strategy<Value = Situation> {
-    let prefilling = prop::collection::vec((1u32..900, 0u32..4000, 0u32..9000, 0u64..1_000_000_000), 0..4);
+    let prefilling = prop::collection::vec((1u32..300, 0u32..4000, 0u32..9000, 0u64..1_000_000_000), 0..3);
     let stall = prop::option::of((1u64..200).prop_map(Duration::from_millis));
     (
         prop::collection::vec(any_waiting(), 0..24),
         prefilling,
         0u64..4,
         0u32..4000,
-        1u32..800,
-        1u32..16,
+        1u32..2000,
+        1u32..40,
         stall,
         0u64..300,
     )
