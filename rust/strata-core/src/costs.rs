@@ -4,6 +4,7 @@
 use crate::plan::PlanRow;
 use std::time::Duration;
 use strata_sched::cost::{CostModel, CostPrior, CostReport, StepShape};
+use strata_sched::Prices;
 use strata_types::{Time, TransferKind};
 
 /// A link that is never idle is measured this often.
@@ -91,6 +92,16 @@ impl Costs {
     /// Prefill of these tokens after a context.
     pub fn compute(&self, tokens: u64, context: u64) -> Option<Duration> {
         self.model.predict_prefill(tokens, context, self.chunk)
+    }
+
+    /// A step of this shape.
+    pub fn step(&self, shape: &StepShape) -> Option<Duration> {
+        self.model.predict_step(shape)
+    }
+
+    /// What a decision reckons with. `decode` is the next decode step.
+    pub fn prices(&self, bytes_per_token: u64, decode: &StepShape) -> Prices {
+        Prices::of(&self.model, bytes_per_token, decode)
     }
 
     pub fn report(&self) -> CostReport {

@@ -154,29 +154,36 @@ impl Core {
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
         let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
-        for id in self.queue.clone() {
+        for id in self.next_to_prefetch() {
             let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
-            if room == 0 || self.to_prefetch.is_empty() {
+            if room == 0 {
                 break;
             }
-            if self.to_prefetch.remove(&id) {
-                self.begin_prefetch(id, room)?;
-            }
+            self.to_prefetch.remove(&id);
+            self.begin_prefetch(id, room)?;
             let prefetch = self.requests.get(&id).and_then(|request| request.prefetch.as_ref());
             taken += prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32);
-            if self.control.is_staged() {
-                // Pages land on the device, where those who wait must not keep each other from being admitted.
-                break;
-            }
         }
         let requests = &self.requests;
         self.to_prefetch.retain(|id| requests.contains_key(id));
         Ok(())
     }
 
+    /// Those who may need a prefetch, in the order of the queue.
+    fn next_to_prefetch(&self) -> Vec<RequestId> {
+        if self.control.is_staged() {
+            // Pages land on the device, where those who wait must not keep each other from being admitted.
+            let first = self.queue.iter().next().map(|waiting| waiting.id);
+            return first.filter(|id| self.to_prefetch.contains(id)).into_iter().collect();
+        }
+        let mut next: Vec<RequestId> = self.to_prefetch.iter().copied().collect();
+        self.queue.sort(&mut next);
+        next
+    }
+
     /// Pages that prefetches have brought or are bringing for requests that wait.
     fn pages_prefetched(&self) -> u32 {
-        let prefetches = self.requests.values().filter_map(|request| request.prefetch.as_ref());
+        let prefetches = self.prefetching.iter().filter_map(|id| self.requests.get(id)?.prefetch.as_ref());
         prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
@@ -213,6 +220,8 @@ impl Core {
             }
             request.prefetch = Some(Prefetching { waits, pages, pin, since, until });
         });
+        self.prefetching.insert(id);
+        self.note_held(id);
         Ok(())
     }
 
@@ -244,8 +253,8 @@ impl Core {
 
     /// Pages under way for requests before this one in the queue.
     fn pages_ahead(&self, id: RequestId) -> u64 {
-        let before = self.queue.iter().take_while(|queued| **queued != id);
-        before.filter_map(|queued| self.requests.get(queued)).map(|request| self.pages_left(request)).sum()
+        let before = self.prefetching.iter().filter(|other| self.queue.before(**other, id));
+        before.filter_map(|other| self.requests.get(other)).map(|request| self.pages_left(request)).sum()
     }
 
     /// Pages that are still to be read for a request.
@@ -269,6 +278,7 @@ impl Core {
             if !prefetch.waits.is_empty() && prefetch.until.is_some() {
                 self.judge_again(id)?;
             }
+            self.note_held(id);
         }
         Ok(())
     }
@@ -315,6 +325,7 @@ impl Core {
         for transfer in std::mem::take(&mut prefetch.waits) {
             self.control.leave(id, transfer)?;
         }
+        self.note_held(id);
         Ok(())
     }
 
@@ -322,7 +333,8 @@ impl Core {
     pub(crate) fn cut_late_prefetches(&mut self) -> Result<(), CoreError> {
         let now = self.now;
         let late = |request: &&Request| request.held_until().is_some_and(|until| until <= now);
-        let late: Vec<RequestId> = self.requests.values().filter(late).map(|request| request.id).collect();
+        let requests = self.prefetching.iter().filter_map(|id| self.requests.get(id));
+        let late: Vec<RequestId> = requests.filter(late).map(|request| request.id).collect();
         for id in late {
             self.cut_prefetch(id)?;
         }
@@ -335,6 +347,8 @@ impl Core {
         let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.take()) else {
             return Ok(());
         };
+        self.prefetching.remove(&id);
+        self.note_held(id);
         for transfer in prefetch.waits {
             self.control.leave(id, transfer)?;
         }

@@ -67,6 +67,10 @@ pub(crate) struct Running {
     pub outstanding: usize,
     /// Told with the first row.
     pub admission: Option<Admission>,
+    /// When it was admitted.
+    pub since: Time,
+    /// When others last had news of it: it was admitted, or published a chunk.
+    pub progress: Time,
 }
 
 /// Why a request leaves the running set once no plan holds it.
@@ -112,6 +116,8 @@ pub(crate) struct Request {
     pub prefetch_cut: bool,
     pub sources_told: bool,
     pub preemptions: u32,
+    /// Since when it has waited for what others compute.
+    pub follows_since: Option<Time>,
 }
 
 impl Request {
@@ -136,6 +142,7 @@ impl Request {
             prefetch_cut: false,
             sources_told: false,
             preemptions: 0,
+            follows_since: None,
         }
     }
 

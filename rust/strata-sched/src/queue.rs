@@ -173,6 +173,11 @@ impl Queue {
         matches!(keys, (Some(first), Some(second)) if first < second)
     }
 
+    /// Puts these in the order of the queue; those who do not wait go first.
+    pub fn sort(&self, ids: &mut [RequestId]) {
+        ids.sort_unstable_by_key(|id| (self.keys.get(id), *id));
+    }
+
     /// Places and gaps, in order.
     pub(crate) fn slots(&self) -> &[Slot] {
         &self.slots

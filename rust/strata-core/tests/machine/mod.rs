@@ -215,8 +215,10 @@ impl Machine {
         };
         let core = Core::new(CoreConfig {
             control,
-            policy: Box::new(FirstComeFirstServed),
-            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6 },
+            policy: Box::new(FirstComeFirstServed::default()),
+            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6, max_decode_stall: None },
+            early_share: 0.3,
+            deferral_factor: 2.0,
             outstanding_plans: setup.outstanding,
             max_waiting: 100,
             prefetch_policy: setup.prefetch.policy(),

@@ -1,0 +1,103 @@
+//! Waiting requests and their paths: who will compute what, who waits for whom, and where the pages are now. The tree
+//! tells which requests a change concerns, so nobody who waits is ever matched again.
+
+use crate::controller::{CacheController, Plan};
+use crate::ControlError;
+use std::sync::Arc;
+use strata_radix::Standing;
+use strata_types::{Namespace, PageMove, RequestId, TierId, Token, TransferId, TransferKind};
+
+impl CacheController {
+    /// A request waits that will compute these tokens: whole pages that no tier holds and nobody else owns are known by
+    /// its name from now on, so that others can see what is coming. One that does not `publish` claims nothing.
+    pub fn watch(
+        &mut self,
+        request: RequestId,
+        namespace: &Namespace,
+        tokens: &[Token],
+        publish: bool,
+    ) -> Result<(), ControlError> {
+        if publish {
+            self.tree.watch(namespace, tokens, request)?;
+        } else {
+            self.tree.watch_only(namespace, tokens, request)?;
+        }
+        Ok(())
+    }
+
+    /// The request does not wait any more. What it claimed stays its own.
+    pub fn unwatch(&mut self, request: RequestId) {
+        self.tree.unwatch(request);
+    }
+
+    /// The waiting requests that something has changed for since the last call, each once.
+    pub fn take_changed(&mut self) -> Vec<RequestId> {
+        self.tree.take_changed()
+    }
+
+    /// Where the first `usable` pages of a waiting request are.
+    pub fn standing(&self, request: RequestId, usable: u32) -> Result<Standing, ControlError> {
+        Ok(self.tree.standing(request, self.config.group, usable)?)
+    }
+
+    /// A waiting request claims what has become nobody's meanwhile.
+    pub fn claim_again(&mut self, request: RequestId) -> Result<(), ControlError> {
+        self.tree.claim_again(request)?;
+        Ok(())
+    }
+
+    /// A waiting request will compute what others were to compute on its path.
+    pub fn take_over(&mut self, request: RequestId) -> Result<(), ControlError> {
+        self.tree.take_over(request, true)?;
+        Ok(())
+    }
+
+    /// The request has begun to compute what it claimed.
+    pub fn begin_claimed(&mut self, request: RequestId) {
+        self.tree.start(request);
+    }
+
+    /// The request will not publish the rest of what it claimed: `heir` chooses among those who wait for it.
+    pub fn give_up_claim(
+        &mut self,
+        request: RequestId,
+        heir: impl FnMut(&[RequestId]) -> Option<RequestId>,
+    ) -> Result<(), ControlError> {
+        self.tree.release(request, heir)?;
+        Ok(())
+    }
+
+    /// Starts to load what only the host holds of the first `usable` pages, for a request that waits. What arrives is
+    /// cached like anything else, pinned by nobody. Returns the pages under way; none where the device has no room.
+    pub fn load_early(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        usable: u32,
+    ) -> Result<u32, ControlError> {
+        let found = self.lookup(namespace, self.head(tokens, usable))?;
+        let (pages, _, runs, _) = self.cut(&found, true);
+        let wanted: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
+        // The hit itself must not be evicted for its own rest.
+        let pin = self.pin(namespace, tokens, pages.len() as u32, TierId::DEVICE)?;
+        let mut slots = Vec::new();
+        if wanted == 0 || !self.reserve(TierId::DEVICE, wanted, &mut slots)? {
+            self.unpin(pin)?;
+            return Ok(0);
+        }
+        let mut slots = slots.into_iter();
+        for run in runs {
+            let moves: Vec<PageMove> =
+                run.host.iter().zip(slots.by_ref()).map(|(from, to)| PageMove { from: *from, to }).collect();
+            let path = Arc::from(self.head(tokens, run.first_page + moves.len() as u32));
+            self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?;
+        }
+        self.unpin(pin)?;
+        Ok(wanted)
+    }
+
+    /// Pages that these loads still bring.
+    pub fn pages_loading(&self, loads: &[TransferId]) -> u32 {
+        loads.iter().map(|id| self.pages_of(*id) as u32).sum()
+    }
+}
