@@ -76,6 +76,8 @@ impl CacheController {
         let (mut pages, sources, runs, mut loads) = self.cut(&found, allow_loads);
         let hit = pages.len() as u32;
         let pin = self.pin(namespace, tokens, hit, TierId::DEVICE)?;
+        // Room on the device may be made by backups, which make room on the host: not of what is to be loaded.
+        let sources_pin = self.pin(namespace, tokens, hit, TierId::HOST)?;
         let to_load: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
         let mut fresh = Vec::new();
         let wanted = to_load + total - hit;
@@ -83,6 +85,7 @@ impl CacheController {
         if self.available(TierId::DEVICE) < wanted + headroom
             || !self.reserve(TierId::DEVICE, wanted, &mut fresh)?
         {
+            self.unpin(sources_pin)?;
             self.unpin(pin)?;
             return Ok(None);
         }
@@ -98,6 +101,7 @@ impl CacheController {
             let path = Arc::from(self.head(tokens, end));
             loads.push(self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?.0);
         }
+        self.unpin(sources_pin)?;
         let tickets = self.join(request, &loads);
         self.holds.insert(request, self.next_hold);
         self.next_hold += 1;

@@ -78,22 +78,23 @@ impl CacheController {
         let found = self.lookup(namespace, self.head(tokens, usable))?;
         let (pages, _, runs, _) = self.cut(&found, true);
         let wanted: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
-        // The hit itself must not be evicted for its own rest.
-        let pin = self.pin(namespace, tokens, pages.len() as u32, TierId::DEVICE)?;
+        // The hit itself must not be evicted for its own rest, on either side.
+        let hit = pages.len() as u32;
+        let pins =
+            [self.pin(namespace, tokens, hit, TierId::DEVICE)?, self.pin(namespace, tokens, hit, TierId::HOST)?];
         let mut slots = Vec::new();
-        if wanted == 0 || !self.reserve(TierId::DEVICE, wanted, &mut slots)? {
-            self.unpin(pin)?;
-            return Ok(0);
-        }
+        let begins = wanted > 0 && self.reserve(TierId::DEVICE, wanted, &mut slots)?;
         let mut slots = slots.into_iter();
-        for run in runs {
+        for run in runs.into_iter().filter(|_| begins) {
             let moves: Vec<PageMove> =
                 run.host.iter().zip(slots.by_ref()).map(|(from, to)| PageMove { from: *from, to }).collect();
             let path = Arc::from(self.head(tokens, run.first_page + moves.len() as u32));
             self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?;
         }
-        self.unpin(pin)?;
-        Ok(wanted)
+        for pin in pins {
+            self.unpin(pin)?;
+        }
+        Ok(if begins { wanted } else { 0 })
     }
 
     /// Pages that these loads still bring.

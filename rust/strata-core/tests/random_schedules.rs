@@ -4,7 +4,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Prefetch, Setup, Speeds, Write, PROMPTS, VOCABULARY};
+use machine::{oracle, Machine, Prefetch, Schedule, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -88,8 +88,20 @@ fn setups() -> impl Strategy<Value = Setup> {
                 2 => Just(Speeds::Fast),
             ],
         ),
+        (
+            prop::sample::select(vec![
+                Schedule::Fcfs,
+                Schedule::Lpm,
+                Schedule::Static,
+                Schedule::Static,
+                Schedule::Adaptive,
+                Schedule::Adaptive,
+            ]),
+            prop::sample::select(vec![0u32, 3, 100]),
+            prop::sample::select(vec![None, None, Some(Duration::from_millis(4))]),
+        ),
     )
-        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more)| {
+        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more, schedule)| {
             let (device, host, disk, staging) = sizes;
             let device = device * 4 / page_size as u32 + 4;
             Setup {
@@ -104,6 +116,9 @@ fn setups() -> impl Strategy<Value = Setup> {
                 share_percent: more.0,
                 disk_bytes_per_day: more.1,
                 speeds: more.2,
+                schedule: schedule.0,
+                threshold: schedule.1,
+                max_decode_stall: schedule.2,
             }
         })
 }
@@ -226,6 +241,11 @@ impl Totals {
             ("pages through staging".into(), stats.control.staged_pages),
             ("victims lost".into(), stats.control.unsaved_pages.iter().sum()),
             ("unknown completions".into(), stats.control.unknown_completions),
+            ("deferrals".into(), stats.deferrals),
+            ("set aside".into(), stats.rounds.set_aside),
+            ("aged".into(), stats.rounds.aged),
+            ("taken over".into(), stats.rounds.taken_over),
+            ("early loads".into(), stats.early_loads),
         ];
         for kind in kinds {
             let edge = stats.control.edge(kind);

@@ -20,7 +20,9 @@ use strata_core::{
     RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
 };
 use strata_sched::cost::{CostPrior, LinkCost, StepCost};
-use strata_sched::{FirstComeFirstServed, Limits};
+use strata_sched::{
+    Balanced, BalancedOptions, FirstComeFirstServed, Limits, LongestPrefixFirst, Policy, Predicted, Ratio,
+};
 use strata_types::{
     GroupId, Namespace, PageId, PageRecord, RequestId, ShardId, Time, Token, TransferCompletion,
     TransferDescriptor, TransferError, TransferKind,
@@ -73,6 +75,10 @@ pub struct Setup {
     pub share_percent: u8,
     pub disk_bytes_per_day: Option<u64>,
     pub speeds: Speeds,
+    pub schedule: Schedule,
+    /// Deferral from so many transient tokens on.
+    pub threshold: u32,
+    pub max_decode_stall: Option<Duration>,
 }
 
 impl Default for Setup {
@@ -90,6 +96,30 @@ impl Default for Setup {
             share_percent: 60,
             disk_bytes_per_day: None,
             speeds: Speeds::Unknown,
+            schedule: Schedule::Fcfs,
+            threshold: 100,
+            max_decode_stall: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Schedule {
+    Fcfs,
+    Lpm,
+    Static,
+    Adaptive,
+}
+
+impl Schedule {
+    fn policy(self, threshold: u32) -> Box<dyn Policy> {
+        let max_wait = Duration::from_millis(60);
+        let options = BalancedOptions { threshold, max_wait, ..BalancedOptions::default() };
+        match self {
+            Schedule::Fcfs => Box::new(FirstComeFirstServed::new(max_wait)),
+            Schedule::Lpm => Box::new(LongestPrefixFirst::new(max_wait)),
+            Schedule::Static => Box::new(Balanced::new(Ratio { loaded_per_computed: 2.0 }, options)),
+            Schedule::Adaptive => Box::new(Balanced::new(Predicted, options)),
         }
     }
 }
@@ -215,8 +245,8 @@ impl Machine {
         };
         let core = Core::new(CoreConfig {
             control,
-            policy: Box::new(FirstComeFirstServed::default()),
-            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6, max_decode_stall: None },
+            policy: setup.schedule.policy(setup.threshold),
+            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6, max_decode_stall: setup.max_decode_stall },
             early_share: 0.3,
             deferral_factor: 2.0,
             outstanding_plans: setup.outstanding,
