@@ -3,7 +3,7 @@
 
 use crate::balance::Scale;
 use crate::bounds::StallBound;
-use crate::order::Candidate;
+use crate::glance::Glance;
 use crate::queue::Slot;
 use crate::why::Why;
 use crate::{Admission, Chunk, View, Work};
@@ -106,10 +106,10 @@ impl<'a> Batch<'a> {
     /// Whether a request may join before the rest. Most are told by what it would compute if no stream ran and by
     /// its whole load: it shares none, and a cut chunk hides less.
     #[inline]
-    pub fn welcomes(&self, candidate: &Candidate, slot: &Slot, scale: &Scale) -> bool {
-        let tokens = candidate.compute.min(self.tokens_left);
-        let most = Work::new(candidate.load, tokens, candidate.context);
-        let may_share = candidate.load > 0 && self.nodes.may_contain(candidate.node);
+    pub fn welcomes(&self, glance: &Glance, slot: &Slot, scale: &Scale) -> bool {
+        let tokens = glance.compute.min(self.tokens_left);
+        let most = Work::new(glance.load, tokens, glance.context);
+        let may_share = glance.load > 0 && self.nodes.may_contain(glance.node);
         (may_share || scale.welcomes(&self.work, &most))
             && self.part(slot).is_none_or(|part| scale.welcomes(&self.work, &part.work))
     }
