@@ -4,7 +4,7 @@
 //! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
 //! which there is none.
 
-use crate::balance::{Balance, Predicted, Ratio, Scale};
+use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Row};
 use crate::fcfs::decode;
 use crate::order::{Order, Position, Rules};
@@ -105,21 +105,35 @@ impl<B: Balance> Balanced<B> {
             return;
         }
         self.bundle(batch, &slots[head], slots, recorder);
-        while let Some(place) = self.order.next(&mut reached) {
+        while let Some(place) = self.next_welcome(batch, &mut reached, recorder) {
+            if !self.admit(batch, place, &slots[place], recorder) {
+                break;
+            }
+            self.bundle(batch, &slots[place], slots, recorder);
+        }
+        self.fill_with_the_rest(batch, reached, slots, recorder);
+    }
+
+    /// The next who may join before the rest; sets aside those who may not.
+    fn next_welcome<R: Recorder>(
+        &mut self,
+        batch: &Batch<'_>,
+        reached: &mut Position,
+        recorder: &mut R,
+    ) -> Option<usize> {
+        let (slots, glances) = (batch.view().waiting.slots(), batch.view().waiting.glances());
+        let bar = Bar::of(self.scale, &batch.work);
+        while let Some(place) = self.order.next(reached) {
             if !self.order.is_open(place) {
                 continue;
             }
-            let slot = &slots[place];
-            if self.options.balance && !batch.welcomes(&view.waiting.glances()[place], slot, &self.scale) {
-                recorder.note(slot.waiting.id, || batch.unbalanced(slot));
-                self.order.counts.set_aside += 1;
-            } else if self.admit(batch, place, slot, recorder) {
-                self.bundle(batch, slot, slots, recorder);
-            } else {
-                break;
+            if !self.options.balance || batch.welcomes(&glances[place], &slots[place], &bar) {
+                return Some(place);
             }
+            recorder.note(slots[place].waiting.id, || batch.unbalanced(&slots[place]));
+            self.order.counts.set_aside += 1;
         }
-        self.fill_with_the_rest(batch, reached, slots, recorder);
+        None
     }
 
     /// Admits, up to where the first pass came, those whom it has set aside.

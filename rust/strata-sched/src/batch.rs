@@ -1,7 +1,7 @@
 //! The batch being formed: what it loads and computes so far, and what it has room for. A load that two of its
 //! requests share counts once. Never exceeds its tokens, its pages or the number of runners.
 
-use crate::balance::Scale;
+use crate::balance::Bar;
 use crate::bounds::StallBound;
 use crate::glance::Glance;
 use crate::queue::Slot;
@@ -106,12 +106,12 @@ impl<'a> Batch<'a> {
     /// Whether a request may join before the rest. Most are told by what it would compute if no stream ran and by
     /// its whole load: it shares none, and a cut chunk hides less.
     #[inline]
-    pub fn welcomes(&self, glance: &Glance, slot: &Slot, scale: &Scale) -> bool {
+    pub fn welcomes(&self, glance: &Glance, slot: &Slot, bar: &Bar) -> bool {
         let tokens = glance.compute.min(self.tokens_left);
         let most = Work::new(glance.load, tokens, glance.context);
-        let may_share = glance.load > 0 && self.nodes.may_contain(glance.node);
-        (may_share || scale.welcomes(&self.work, &most))
-            && self.part(slot).is_none_or(|part| scale.welcomes(&self.work, &part.work))
+        let may_share = || glance.load > 0 && self.nodes.may_contain(glance.node);
+        (bar.is_reached(&most) || may_share())
+            && self.part(slot).is_none_or(|part| bar.is_reached(&part.work))
     }
 
     /// What it would make of the batch.
