@@ -7,7 +7,8 @@
 use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Row};
 use crate::fcfs::decode;
-use crate::order::{Order, Position, Rules};
+use crate::glance::Glance;
+use crate::order::{Order, Position, Rules, Stretch};
 use crate::queue::Slot;
 use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, Step, View, DEFAULT_MAX_WAIT};
@@ -123,17 +124,30 @@ impl<B: Balance> Balanced<B> {
     ) -> Option<usize> {
         let (slots, glances) = (batch.view().waiting.slots(), batch.view().waiting.glances());
         let bar = Bar::of(self.scale, &batch.work);
-        while let Some(place) = self.order.next(reached) {
-            if !self.order.is_open(place) {
+        while let Some(ahead) = self.order.ahead(reached) {
+            let may_join = |glance: &Glance| !self.options.balance || batch.may_welcome(glance, &bar);
+            let found = glances[ahead.clone()].iter().position(may_join);
+            let next = found.map_or(ahead.end, |passed| ahead.start + passed);
+            self.set_aside(ahead.start..next, batch, recorder);
+            reached.pass(next - ahead.start + usize::from(found.is_some()));
+            if found.is_none() || !self.order.is_open(next) {
                 continue;
             }
-            if !self.options.balance || batch.welcomes(&glances[place], &slots[place], &bar) {
-                return Some(place);
+            if !self.options.balance || batch.welcomes(&slots[next], &bar) {
+                return Some(next);
             }
-            recorder.note(slots[place].waiting.id, || batch.unbalanced(&slots[place]));
-            self.order.counts.set_aside += 1;
+            self.set_aside(next..next + 1, batch, recorder);
         }
         None
+    }
+
+    fn set_aside<R: Recorder>(&mut self, places: Stretch, batch: &Batch<'_>, recorder: &mut R) {
+        let slots = &batch.view().waiting.slots()[places.clone()];
+        let open = self.order.open(places);
+        for (slot, _) in slots.iter().zip(open).filter(|(_, is_open)| **is_open) {
+            recorder.note(slot.waiting.id, || batch.unbalanced(slot));
+        }
+        self.order.counts.set_aside += open.iter().map(|is_open| u32::from(*is_open)).sum::<u32>();
     }
 
     /// Admits, up to where the first pass came, those whom it has set aside.

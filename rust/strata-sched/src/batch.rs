@@ -103,15 +103,18 @@ impl<'a> Batch<'a> {
         (tokens > 0).then_some(Part { tokens, shared, work })
     }
 
-    /// Whether a request may join before the rest. Most are told by what it would compute if no stream ran and by
-    /// its whole load: it shares none, and a cut chunk hides less.
+    /// Whether a request may join before the rest.
+    pub fn welcomes(&self, slot: &Slot, bar: &Bar) -> bool {
+        self.part(slot).is_none_or(|part| bar.is_reached(&part.work))
+    }
+
+    /// False for most of those that are not welcome: told by what a request would compute if no stream ran and by its
+    /// whole load. It shares none, and a cut chunk hides less.
     #[inline]
-    pub fn welcomes(&self, glance: &Glance, slot: &Slot, bar: &Bar) -> bool {
+    pub fn may_welcome(&self, glance: &Glance, bar: &Bar) -> bool {
         let tokens = glance.compute.min(self.tokens_left);
         let most = Work::new(glance.load, tokens, glance.context);
-        let may_share = || glance.load > 0 && self.nodes.may_contain(glance.node);
-        (bar.is_reached(&most) || may_share())
-            && self.part(slot).is_none_or(|part| bar.is_reached(&part.work))
+        bar.is_reached(&most) || glance.load > 0 && self.nodes.may_contain(glance.node)
     }
 
     /// What it would make of the batch.

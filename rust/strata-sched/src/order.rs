@@ -30,6 +30,13 @@ pub(crate) struct Position {
     offset: usize,
 }
 
+impl Position {
+    /// Goes past so many places of those ahead.
+    pub fn pass(&mut self, places: usize) {
+        self.offset += places;
+    }
+}
+
 /// The order of one decision. Kept only for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
@@ -164,23 +171,36 @@ impl Order {
         self.rules.threshold.is_some_and(|most| slot.waiting.standing.need.transient > most)
     }
 
-    /// The place that is next in the order, and the step past it.
+    /// The places side by side that are next in the order.
     #[inline]
-    pub fn next(&self, at: &mut Position) -> Option<usize> {
+    pub fn ahead(&self, at: &mut Position) -> Option<Stretch> {
         loop {
-            let place = self.stretches.get(at.stretch)?.start + at.offset;
-            if place < self.stretches[at.stretch].end {
-                at.offset += 1;
-                return Some(place);
+            let stretch = self.stretches.get(at.stretch)?;
+            let ahead = stretch.start + at.offset..stretch.end;
+            if !ahead.is_empty() {
+                return Some(ahead);
             }
             *at = Position { stretch: at.stretch + 1, offset: 0 };
         }
+    }
+
+    /// The place that is next in the order, and the step past it.
+    #[inline]
+    pub fn next(&self, at: &mut Position) -> Option<usize> {
+        let ahead = self.ahead(at)?;
+        at.pass(1);
+        Some(ahead.start)
     }
 
     /// Whether it may go and does not go yet.
     #[inline]
     pub fn is_open(&self, place: usize) -> bool {
         self.open[place]
+    }
+
+    /// Of each of these places, whether it is open.
+    pub fn open(&self, places: Stretch) -> &[bool] {
+        &self.open[places]
     }
 
     /// Notes that a request goes.
