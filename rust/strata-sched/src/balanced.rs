@@ -126,14 +126,16 @@ impl<B: Balance> Balanced<B> {
         let bar = Bar::of(self.scale, &batch.work);
         while let Some(ahead) = self.order.ahead(reached) {
             let may_join = |glance: &Glance| !self.options.balance || batch.may_welcome(glance, &bar);
-            let found = glances[ahead.clone()].iter().position(may_join);
-            let next = found.map_or(ahead.end, |passed| ahead.start + passed);
+            let passed = glances[ahead.clone()].iter().position(may_join).unwrap_or(ahead.len());
+            let next = ahead.start + passed;
             self.set_aside(ahead.start..next, batch, recorder);
-            reached.pass(next - ahead.start + usize::from(found.is_some()));
-            if found.is_none() || !self.order.is_open(next) {
+            reached.pass(passed);
+            if next == ahead.end {
                 continue;
             }
-            if !self.options.balance || batch.welcomes(&slots[next], &bar) {
+            reached.pass(1);
+            let joins = !self.options.balance || batch.welcomes(&slots[next], &bar);
+            if joins && self.order.is_open(next) {
                 return Some(next);
             }
             self.set_aside(next..next + 1, batch, recorder);
@@ -141,6 +143,7 @@ impl<B: Balance> Balanced<B> {
         None
     }
 
+    /// Passes over those of these places that are open.
     fn set_aside<R: Recorder>(&mut self, places: Stretch, batch: &Batch<'_>, recorder: &mut R) {
         let slots = &batch.view().waiting.slots()[places.clone()];
         let open = self.order.open(places);
