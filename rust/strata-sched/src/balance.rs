@@ -48,6 +48,34 @@ impl Scale {
     }
 }
 
+/// What a request has to bring to one batch, as it is, to join it before the rest: [`Scale::welcomes`] with the batch's
+/// side reckoned once for all who ask. The batch computes something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bar {
+    scale: Scale,
+    /// For those who load nothing.
+    without_load: f64,
+    /// For those who load.
+    with_load: f64,
+}
+
+impl Bar {
+    pub fn of(scale: Scale, batch: &Work) -> Bar {
+        let missing = -scale.per_step - scale.brings(batch);
+        // Whoever helps is welcome however much is missing.
+        let bar =
+            |latency: f64| if scale.takes_helpers { (missing + latency).min(0.0) } else { missing + latency };
+        let latency = if batch.load > 0.0 { scale.latency } else { 0.0 };
+        Bar { scale, without_load: bar(latency), with_load: bar(scale.latency) }
+    }
+
+    #[inline]
+    pub fn is_reached(&self, part: &Work) -> bool {
+        let bar = if part.load > 0.0 { self.with_load } else { self.without_load };
+        self.scale.brings(part) >= bar
+    }
+}
+
 /// The weighing of load against compute.
 pub trait Balance: Send {
     /// The name of the policy that weighs like this.

@@ -4,10 +4,11 @@
 //! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
 //! which there is none.
 
-use crate::balance::{Balance, Predicted, Ratio, Scale};
+use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Row};
 use crate::fcfs::decode;
-use crate::order::{Order, Rules};
+use crate::glance::Glance;
+use crate::order::{Order, Position, Rules, Stretch};
 use crate::queue::Slot;
 use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, Step, View, DEFAULT_MAX_WAIT};
@@ -57,7 +58,6 @@ pub struct Balanced<B> {
     options: BalancedOptions,
     scale: Scale,
     order: Order,
-    set_aside: Vec<u32>,
     /// What ended the batch, told of all who were not reached.
     rest: Option<Why>,
 }
@@ -77,7 +77,7 @@ impl<B: Balance> Balanced<B> {
     /// The policy with these parts.
     pub fn new(balance: B, options: BalancedOptions) -> Balanced<B> {
         let (scale, order) = (Scale::default(), Order::default());
-        Balanced { balance, options, scale, order, set_aside: Vec::new(), rest: None }
+        Balanced { balance, options, scale, order, rest: None }
     }
 
     fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
@@ -98,33 +98,74 @@ impl<B: Balance> Balanced<B> {
     }
 
     fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, view: &View<'_>, recorder: &mut R) {
-        self.set_aside.clear();
         let slots = view.waiting.slots();
-        for index in 0..self.order.candidates.len() {
-            let candidate = self.order.candidates[index];
-            let place = candidate.place as usize;
-            if !self.order.is_open(place) {
+        let mut reached = Position::default();
+        let Some(head) = self.order.next(&mut reached) else { return };
+        // Nobody passes the head.
+        if !self.admit(batch, head, &slots[head], recorder) {
+            return;
+        }
+        self.bundle(batch, &slots[head], slots, recorder);
+        while let Some(place) = self.next_welcome(batch, &mut reached, recorder) {
+            if !self.admit(batch, place, &slots[place], recorder) {
+                break;
+            }
+            self.bundle(batch, &slots[place], slots, recorder);
+        }
+        self.fill_with_the_rest(batch, reached, slots, recorder);
+    }
+
+    /// The next who may join before the rest; sets aside those who may not.
+    fn next_welcome<R: Recorder>(
+        &mut self,
+        batch: &Batch<'_>,
+        reached: &mut Position,
+        recorder: &mut R,
+    ) -> Option<usize> {
+        let (slots, glances) = (batch.view().waiting.slots(), batch.view().waiting.glances());
+        let bar = Bar::of(self.scale, &batch.work);
+        while let Some(ahead) = self.order.ahead(reached) {
+            let may_join = |glance: &Glance| !self.options.balance || batch.may_welcome(glance, &bar);
+            let passed = glances[ahead.clone()].iter().position(may_join).unwrap_or(ahead.len());
+            let next = ahead.start + passed;
+            self.set_aside(ahead.start..next, batch, recorder);
+            reached.pass(passed);
+            if next == ahead.end {
                 continue;
             }
-            let slot = &slots[place];
-            if index == 0 || !self.options.balance || batch.welcomes(&candidate, slot, &self.scale) {
-                if !self.admit(batch, place, slot, recorder) {
-                    // Nobody passes the head.
-                    if index == 0 {
-                        return;
-                    }
-                    break;
-                }
-                self.bundle(batch, slot, slots, recorder);
-            } else {
-                recorder.note(slot.waiting.id, || batch.unbalanced(slot));
-                self.order.counts.set_aside += 1;
-                self.set_aside.push(place as u32);
+            reached.pass(1);
+            let joins = !self.options.balance || batch.welcomes(&slots[next], &bar);
+            if joins && self.order.is_open(next) {
+                return Some(next);
             }
+            self.set_aside(next..next + 1, batch, recorder);
         }
-        for index in 0..self.set_aside.len() {
-            let place = self.set_aside[index] as usize;
-            if self.order.is_open(place) && !self.admit(batch, place, &slots[place], recorder) {
+        None
+    }
+
+    /// Passes over those of these places that are open.
+    fn set_aside<R: Recorder>(&mut self, places: Stretch, batch: &Batch<'_>, recorder: &mut R) {
+        let slots = &batch.view().waiting.slots()[places.clone()];
+        let open = self.order.open(places);
+        for (slot, _) in slots.iter().zip(open).filter(|(_, is_open)| **is_open) {
+            recorder.note(slot.waiting.id, || batch.unbalanced(slot));
+        }
+        self.order.counts.set_aside += open.iter().map(|is_open| u32::from(*is_open)).sum::<u32>();
+    }
+
+    /// Admits, up to where the first pass came, those whom it has set aside.
+    fn fill_with_the_rest<R: Recorder>(
+        &mut self,
+        batch: &mut Batch<'_>,
+        reached: Position,
+        slots: &[Slot],
+        recorder: &mut R,
+    ) {
+        let mut at = Position::default();
+        while let Some(place) = self.order.next(&mut at) {
+            if self.order.is_open(place)
+                && (at == reached || !self.admit(batch, place, &slots[place], recorder))
+            {
                 break;
             }
         }
@@ -217,19 +258,23 @@ impl<B: Balance> Balanced<B> {
         if off || self.scale.is_loading_bound(&batch.work) {
             return early;
         }
-        let slots = view.waiting.slots();
+        let (slots, glances) = (view.waiting.slots(), view.waiting.glances());
         let mut pages_left = view.early_pages;
         let no_room = matches!(self.rest, Some(Why::Behind { .. }));
-        let open = self.order.candidates.iter().filter(|next| self.order.is_open(next.place as usize));
-        for candidate in open.take(if no_room { 1 } else { usize::MAX }) {
-            let slot = &slots[candidate.place as usize];
-            if candidate.load == 0 || slot.waiting.early {
+        let mut at = Position::default();
+        while let Some(place) = self.order.next(&mut at) {
+            if !self.order.is_open(place) {
                 continue;
             }
-            if pages_left == 0 || !batch.load_early(slot, &mut pages_left) {
+            if glances[place].load > 0 && !slots[place].waiting.early {
+                if pages_left == 0 || !batch.load_early(&slots[place], &mut pages_left) {
+                    break;
+                }
+                early.push(slots[place].waiting.id);
+            }
+            if no_room {
                 break;
             }
-            early.push(slot.waiting.id);
         }
         early
     }

@@ -1,9 +1,9 @@
 //! The batch being formed: what it loads and computes so far, and what it has room for. A load that two of its
 //! requests share counts once. Never exceeds its tokens, its pages or the number of runners.
 
-use crate::balance::Scale;
+use crate::balance::Bar;
 use crate::bounds::StallBound;
-use crate::order::Candidate;
+use crate::glance::Glance;
 use crate::queue::Slot;
 use crate::why::Why;
 use crate::{Admission, Chunk, View, Work};
@@ -103,15 +103,18 @@ impl<'a> Batch<'a> {
         (tokens > 0).then_some(Part { tokens, shared, work })
     }
 
-    /// Whether a request may join before the rest. Most are told by what it would compute if no stream ran and by
-    /// its whole load: it shares none, and a cut chunk hides less.
+    /// Whether a request may join before the rest.
+    pub fn welcomes(&self, slot: &Slot, bar: &Bar) -> bool {
+        self.part(slot).is_none_or(|part| bar.is_reached(&part.work))
+    }
+
+    /// False for most of those that are not welcome: told by what a request would compute if no stream ran and by its
+    /// whole load. It shares none, and a cut chunk hides less.
     #[inline]
-    pub fn welcomes(&self, candidate: &Candidate, slot: &Slot, scale: &Scale) -> bool {
-        let tokens = candidate.compute.min(self.tokens_left);
-        let most = Work::new(candidate.load, tokens, candidate.context);
-        let may_share = candidate.load > 0 && self.nodes.may_contain(candidate.node);
-        (may_share || scale.welcomes(&self.work, &most))
-            && self.part(slot).is_none_or(|part| scale.welcomes(&self.work, &part.work))
+    pub fn may_welcome(&self, glance: &Glance, bar: &Bar) -> bool {
+        let tokens = glance.compute.min(self.tokens_left);
+        let most = Work::new(glance.load, tokens, glance.context);
+        bar.is_reached(&most) || glance.load > 0 && self.nodes.may_contain(glance.node)
     }
 
     /// What it would make of the batch.

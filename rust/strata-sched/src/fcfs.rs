@@ -2,7 +2,7 @@
 //! passed by. The yardstick for every other policy.
 
 use crate::batch::{Batch, Row};
-use crate::order::{Order, Rules};
+use crate::order::{Order, Position, Rules};
 use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, Step, View, DEFAULT_MAX_WAIT};
 use std::time::Duration;
@@ -54,8 +54,8 @@ pub(crate) fn in_order<R: Recorder>(order: &mut Order, view: &View<'_>, recorder
     let mut batch = Batch::new(view);
     let mut rest = None;
     let slots = view.waiting.slots();
-    for index in 0..order.candidates.len() {
-        let place = order.candidates[index].place as usize;
+    let mut at = Position::default();
+    while let Some(place) = order.next(&mut at) {
         let slot = &slots[place];
         let Some(part) = batch.part(slot) else { break };
         if let Some(full) = batch.runners_full() {

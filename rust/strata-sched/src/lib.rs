@@ -9,6 +9,7 @@ mod batch;
 mod bounds;
 pub mod cost;
 mod fcfs;
+mod glance;
 mod lpm;
 mod order;
 mod prices;

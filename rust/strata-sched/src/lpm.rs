@@ -2,8 +2,7 @@
 //! Whoever has waited for too long goes before. A yardstick: it spares compute and does not look at loads.
 
 use crate::fcfs::in_order;
-use crate::order::{Candidate, Order, Rules};
-use crate::queue::Slot;
+use crate::order::{Order, Rules};
 use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, View, DEFAULT_MAX_WAIT};
 use std::cmp::Reverse;
@@ -15,6 +14,8 @@ use strata_types::RequestId;
 pub struct LongestPrefixFirst {
     max_wait: Duration,
     order: Order,
+    /// By priority, cached tokens and place. Kept only for its memory.
+    ranked: Vec<(Reverse<i32>, Reverse<u32>, usize)>,
 }
 
 impl Default for LongestPrefixFirst {
@@ -26,31 +27,33 @@ impl Default for LongestPrefixFirst {
 impl LongestPrefixFirst {
     /// Whoever has waited for longer than `max_wait` goes first.
     pub fn new(max_wait: Duration) -> LongestPrefixFirst {
-        LongestPrefixFirst { max_wait, order: Order::default() }
+        LongestPrefixFirst { max_wait, order: Order::default(), ranked: Vec::new() }
     }
 
     fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
         self.order.form(view, Rules { threshold: None, max_wait: self.max_wait }, recorder);
-        let slots = view.waiting.slots();
-        let is_aged = |candidate: &&Candidate| self.order.is_aged(candidate.place as usize);
-        let aged = self.order.candidates.iter().take_while(is_aged).count();
-        let rank = |candidate: &Candidate| (rank(&slots[candidate.place as usize]), candidate.place);
-        let free = &mut self.order.candidates[aged..];
-        // No more than these can go: the rest need not be in order.
-        let most = view.limits.max_running.saturating_sub(view.running) as usize;
-        if most > 0 && most < free.len() {
-            free.select_nth_unstable_by_key(most - 1, rank);
-            free[..most].sort_unstable_by_key(rank);
-        } else {
-            free.sort_unstable_by_key(rank);
-        }
+        self.rank(view);
         in_order(&mut self.order, view, recorder)
     }
-}
 
-fn rank(slot: &Slot) -> (Reverse<i32>, Reverse<u32>) {
-    let need = &slot.waiting.standing.need;
-    (Reverse(slot.waiting.priority), Reverse(need.context().saturating_add(need.disk)))
+    /// Brings those who have not waited for too long into the order of their cached tokens.
+    fn rank(&mut self, view: &View<'_>) {
+        let glances = view.waiting.glances();
+        let rank = |place: usize| {
+            let glance = &glances[place];
+            (Reverse(glance.priority), Reverse(glance.cached), place)
+        };
+        self.ranked.clear();
+        self.ranked.extend(self.order.stretches.drain(self.order.aged..).flatten().map(rank));
+        // No more than these can go, and what keeps the next from going is told of the rest.
+        let most = view.limits.max_running.saturating_sub(view.running) as usize + 1;
+        if most < self.ranked.len() {
+            self.ranked.select_nth_unstable(most);
+            self.ranked.truncate(most);
+        }
+        self.ranked.sort_unstable();
+        self.order.stretches.extend(self.ranked.iter().map(|&(.., place)| place..place + 1));
+    }
 }
 
 impl Policy for LongestPrefixFirst {

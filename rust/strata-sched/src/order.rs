@@ -1,57 +1,18 @@
 //! Who may go, in order: those who have waited for too long, the oldest first; then by priority, and within one
-//! priority those who were deferred before the others. Nobody who is held or deferred.
+//! priority those who were deferred before the others. Nobody who is held or deferred. Most go as they stand in the
+//! queue, so the order is a list of stretches of it, and costs little however many wait.
 
+use crate::glance::Kind;
 use crate::queue::Slot;
 use crate::why::{Recorder, Why};
 use crate::{Counts, View};
 use std::collections::HashSet;
+use std::ops::Range;
 use std::time::Duration;
 use strata_types::{RequestId, Time};
 
-/// What a request in the queue is to this decision.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    /// Nobody, or one that may not go now.
-    Out,
-    /// May go.
-    Candidate,
-    /// May go, before its turn.
-    Aged,
-    /// Goes.
-    Taken,
-}
-
-/// One that may go: what the scan of a decision asks, close together.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Candidate {
-    /// Its place in the queue.
-    pub place: u32,
-    /// Tokens to load.
-    pub load: u32,
-    /// Tokens to compute.
-    pub compute: u32,
-    /// Tokens before those.
-    pub context: u32,
-    /// The node of its first load, if it has any.
-    pub node: u64,
-}
-
-impl Candidate {
-    #[inline]
-    fn new(place: usize, slot: &Slot) -> Candidate {
-        let need = &slot.waiting.standing.need;
-        Candidate {
-            place: place as u32,
-            load: slot.load,
-            compute: need.to_compute(),
-            context: need.context(),
-            node: slot.first_load.unwrap_or(0),
-        }
-    }
-}
-
 /// What keeps requests out or puts them first.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rules {
     /// More transient tokens than these defer a request; none: never.
     pub threshold: Option<u32>,
@@ -59,78 +20,129 @@ pub(crate) struct Rules {
     pub max_wait: Duration,
 }
 
+/// Places side by side in the queue.
+pub(crate) type Stretch = Range<usize>;
+
+/// How far a walk through the order has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    stretch: usize,
+    offset: usize,
+}
+
+impl Position {
+    /// Goes past so many places of those ahead.
+    pub fn pass(&mut self, places: usize) {
+        self.offset += places;
+    }
+}
+
 /// The order of one decision. Kept only for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// In the order in which they may go.
-    pub candidates: Vec<Candidate>,
-    states: Vec<State>,
-    aged: Vec<Candidate>,
-    deferred_before: Vec<Candidate>,
-    overdue_owners: HashSet<RequestId>,
-    rules: Option<Rules>,
+    /// Those who may go, in the order in which they may.
+    pub stretches: Vec<Stretch>,
+    /// How many of the stretches hold those who have waited for too long.
+    pub aged: usize,
     pub counts: Counts,
     pub next_deadline: Option<Time>,
+    rules: Rules,
+    /// Whoever arrived before has waited for too long.
+    aged_before: Time,
+    /// By place: it may go and does not go yet.
+    open: Vec<bool>,
+    /// Of the places that are sorted out now: those who were deferred, and the rest.
+    deferred_before: Vec<Stretch>,
+    others: Vec<Stretch>,
+    /// Those who have not waited for too long.
+    timely: Vec<Stretch>,
+    overdue_owners: HashSet<RequestId>,
 }
 
 impl Order {
     pub fn form<R: Recorder>(&mut self, view: &View<'_>, rules: Rules, recorder: &mut R) {
         let slots = view.waiting.slots();
-        self.clear(slots.len(), rules);
-        let aged_before = Time(view.now.0.saturating_sub(rules.max_wait.as_nanos() as u64));
-        let mut class = (0, 0);
-        for (place, slot) in slots.iter().enumerate() {
-            let Some(waiting) = slot.live() else { continue };
-            if waiting.held {
-                recorder.note(waiting.id, || Why::Held { tokens: waiting.standing.need.disk });
-                continue;
-            }
-            if self.defers(slot, view.now, recorder) {
-                self.counts.deferred += 1;
-                continue;
-            }
-            if waiting.priority != class.0 {
-                self.end_class(class.1);
-                class = (waiting.priority, self.candidates.len());
-            }
-            self.states[place] = State::Candidate;
-            let candidate = Candidate::new(place, slot);
-            if waiting.arrived < aged_before {
-                self.states[place] = State::Aged;
-                self.aged.push(candidate);
-            } else if slot.deferred_before && rules.threshold.is_some() {
-                self.deferred_before.push(candidate);
-            } else {
-                self.candidates.push(candidate);
-            }
+        self.clear(view, rules);
+        let (mut start, mut aged_classes) = (0, 0);
+        while start < slots.len() {
+            let end = view.waiting.class_end(start);
+            let timely = start + slots[start..end].partition_point(|slot| self.is_aged(slot));
+            self.sift(start..timely, view, recorder);
+            aged_classes += usize::from(!self.others.is_empty());
+            self.stretches.append(&mut self.others);
+            self.sift(timely..end, view, recorder);
+            self.timely.append(&mut self.deferred_before);
+            self.timely.append(&mut self.others);
+            start = end;
         }
-        self.end_class(class.1);
-        if !self.aged.is_empty() {
-            let age = |aged: &Candidate| {
-                let waiting = &slots[aged.place as usize].waiting;
-                (waiting.arrived, waiting.id)
-            };
-            self.aged.sort_by_key(age);
-            self.candidates.splice(0..0, self.aged.drain(..));
+        if aged_classes > 1 {
+            self.sort_by_age(slots);
+        }
+        self.aged = self.stretches.len();
+        self.stretches.append(&mut self.timely);
+        for stretch in &self.stretches {
+            self.open[stretch.clone()].fill(true);
         }
     }
 
-    fn clear(&mut self, places: usize, rules: Rules) {
-        self.candidates.clear();
-        self.states.clear();
-        self.states.resize(places, State::Out);
-        self.aged.clear();
-        self.deferred_before.clear();
+    fn clear(&mut self, view: &View<'_>, rules: Rules) {
+        self.stretches.clear();
+        self.open.clear();
+        self.open.resize(view.waiting.slots().len(), false);
         self.overdue_owners.clear();
-        self.rules = Some(rules);
+        self.rules = rules;
+        self.aged_before = Time(view.now.0.saturating_sub(rules.max_wait.as_nanos() as u64));
         self.counts = Counts::default();
         self.next_deadline = None;
     }
 
-    fn end_class(&mut self, start: usize) {
-        if !self.deferred_before.is_empty() {
-            self.candidates.splice(start..start, self.deferred_before.drain(..));
+    fn is_aged(&self, slot: &Slot) -> bool {
+        slot.waiting.arrived < self.aged_before
+    }
+
+    /// Tells those of one priority who were deferred before from the others, and drops those who may not go.
+    fn sift<R: Recorder>(&mut self, places: Stretch, view: &View<'_>, recorder: &mut R) {
+        let slots = view.waiting.slots();
+        let mut start = places.start;
+        for alike in view.waiting.kinds()[places].chunk_by(Kind::eq) {
+            let stretch = start..start + alike.len();
+            start = stretch.end;
+            match alike[0] {
+                Kind::Gap => {}
+                Kind::Held => {
+                    for slot in &slots[stretch] {
+                        let tokens = slot.waiting.standing.need.disk;
+                        recorder.note(slot.waiting.id, || Why::Held { tokens });
+                    }
+                }
+                Kind::Follower if self.rules.threshold.is_some() => {
+                    for place in stretch {
+                        self.sift_follower(place, &slots[place], view.now, recorder);
+                    }
+                }
+                Kind::Follower | Kind::Plain => self.others.push(stretch),
+            }
         }
+    }
+
+    fn sift_follower<R: Recorder>(&mut self, place: usize, slot: &Slot, now: Time, recorder: &mut R) {
+        if self.defers(slot, now, recorder) {
+            self.counts.deferred += 1;
+        } else if slot.deferred_before && !self.is_aged(slot) {
+            self.deferred_before.push(place..place + 1);
+        } else {
+            self.others.push(place..place + 1);
+        }
+    }
+
+    /// The oldest first, whatever their priority.
+    fn sort_by_age(&mut self, slots: &[Slot]) {
+        self.others.extend(self.stretches.drain(..).flatten().map(|place| place..place + 1));
+        self.others.sort_by_key(|aged| {
+            let waiting = &slots[aged.start].waiting;
+            (waiting.arrived, waiting.id)
+        });
+        self.stretches.append(&mut self.others);
     }
 
     /// Whether a request waits for another one to compute what it needs. Of those whose owner is overdue only the
@@ -156,25 +168,45 @@ impl Order {
     }
 
     fn is_delay_hit(&self, slot: &Slot) -> bool {
-        let threshold = self.rules.and_then(|rules| rules.threshold);
-        threshold.is_some_and(|most| slot.waiting.standing.need.transient > most)
+        self.rules.threshold.is_some_and(|most| slot.waiting.standing.need.transient > most)
+    }
+
+    /// The places side by side that are next in the order.
+    #[inline]
+    pub fn ahead(&self, at: &mut Position) -> Option<Stretch> {
+        loop {
+            let stretch = self.stretches.get(at.stretch)?;
+            let ahead = stretch.start + at.offset..stretch.end;
+            if !ahead.is_empty() {
+                return Some(ahead);
+            }
+            *at = Position { stretch: at.stretch + 1, offset: 0 };
+        }
+    }
+
+    /// The place that is next in the order, and the step past it.
+    #[inline]
+    pub fn next(&self, at: &mut Position) -> Option<usize> {
+        let ahead = self.ahead(at)?;
+        at.pass(1);
+        Some(ahead.start)
     }
 
     /// Whether it may go and does not go yet.
     #[inline]
     pub fn is_open(&self, place: usize) -> bool {
-        matches!(self.states[place], State::Candidate | State::Aged)
+        self.open[place]
     }
 
-    /// Whether it goes before its turn.
-    pub fn is_aged(&self, place: usize) -> bool {
-        self.states[place] == State::Aged
+    /// Of each of these places, whether it is open.
+    pub fn open(&self, places: Stretch) -> &[bool] {
+        &self.open[places]
     }
 
     /// Notes that a request goes.
     pub fn take(&mut self, place: usize, slot: &Slot) {
-        self.counts.aged += u32::from(self.states[place] == State::Aged);
+        self.counts.aged += u32::from(self.is_aged(slot));
         self.counts.taken_over += u32::from(self.is_delay_hit(slot));
-        self.states[place] = State::Taken;
+        self.open[place] = false;
     }
 }

@@ -1,8 +1,9 @@
 //! The waiting requests in the order in which they would go: priority, then arrival, then id. Kept by events: nothing
-//! is rebuilt for a decision, and a request that is put back has its old place. One array in order, so that a scan of
-//! ten thousand is a walk through memory; who leaves leaves a gap, which is closed when gaps become many. Accounts
-//! how often and how long requests were deferred.
+//! is rebuilt for a decision, and a request that is put back has its old place. Arrays in order, so that a scan of ten
+//! thousand is a walk through memory: the requests, and beside them the little that a scan asks of each. Who leaves
+//! leaves a gap, which is closed when gaps become many. Accounts how often and how long requests were deferred.
 
+use crate::glance::{Glance, Kind};
 use crate::{Standing, Waiting};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
@@ -69,6 +70,9 @@ impl Slot {
 #[derive(Debug)]
 pub struct Queue {
     slots: Vec<Slot>,
+    /// What a scan asks of each slot.
+    glances: Vec<Glance>,
+    kinds: Vec<Kind>,
     keys: HashMap<RequestId, Key>,
     /// By the node of their first load, so that all who share a load are found without a scan.
     sharers: BTreeSet<(u64, Key)>,
@@ -85,6 +89,8 @@ impl Queue {
     pub fn new(threshold: Option<u32>) -> Queue {
         Queue {
             slots: Vec::new(),
+            glances: Vec::new(),
+            kinds: Vec::new(),
             keys: HashMap::new(),
             sharers: BTreeSet::new(),
             gaps: 0,
@@ -143,7 +149,10 @@ impl Queue {
 
     /// Holds a request back, or lets it go. False if it does not wait.
     pub fn set_held(&mut self, id: RequestId, held: bool) -> bool {
-        self.locate(id).map(|(_, place)| self.slots[place].waiting.held = held).is_some()
+        let Some((_, place)) = self.locate(id) else { return false };
+        self.slots[place].waiting.held = held;
+        self.kinds[place] = Kind::of(&self.slots[place]);
+        true
     }
 
     /// Notes whether a request's load has begun while it waits. False if it does not wait.
@@ -183,6 +192,28 @@ impl Queue {
         &self.slots
     }
 
+    /// What a scan asks of the places, in order.
+    pub(crate) fn glances(&self) -> &[Glance] {
+        &self.glances
+    }
+
+    /// How the places take part in a decision, in order.
+    pub(crate) fn kinds(&self) -> &[Kind] {
+        &self.kinds
+    }
+
+    /// The first place after this one that has a lower priority. Doubling steps: a class of few is found at once.
+    pub(crate) fn class_end(&self, start: usize) -> usize {
+        let later = &self.glances[start..];
+        let is_same = |other: &Glance| other.priority == later[0].priority;
+        let mut step = 1;
+        while later.get(step).is_some_and(is_same) {
+            step *= 2;
+        }
+        let within = &later[step / 2..step.min(later.len())];
+        start + step / 2 + within.partition_point(is_same)
+    }
+
     /// Where those are, in order, whose first load is this node.
     pub(crate) fn sharers(&self, node: u64) -> impl Iterator<Item = usize> + '_ {
         let first = Key { priority: Reverse(i32::MAX), arrived: Time(0), id: RequestId(0) };
@@ -203,22 +234,32 @@ impl Queue {
         let key = Key::of(&slot.waiting);
         self.keys.insert(key.id, key);
         slot.first_load.map(|node| self.sharers.insert((node, key)));
-        if self.slots.last().is_none_or(|last| Key::of(&last.waiting) < key) {
-            self.slots.push(slot);
-            return self.slots.len() - 1;
-        }
-        match self.slots.binary_search_by_key(&key, |slot| Key::of(&slot.waiting)) {
+        let is_last = self.slots.last().is_none_or(|last| Key::of(&last.waiting) < key);
+        let found = match is_last {
+            true => Err(self.slots.len()),
+            false => self.slots.binary_search_by_key(&key, |slot| Key::of(&slot.waiting)),
+        };
+        match found {
             // The gap that it left itself.
             Ok(place) => {
                 self.gaps -= usize::from(self.slots[place].gone);
                 self.slots[place] = slot;
+                self.look(place);
                 place
             }
             Err(place) => {
+                self.glances.insert(place, Glance::of(&slot));
+                self.kinds.insert(place, Kind::of(&slot));
                 self.slots.insert(place, slot);
                 place
             }
         }
+    }
+
+    /// Sees what a change of a slot is to a scan.
+    fn look(&mut self, place: usize) {
+        self.glances[place] = Glance::of(&self.slots[place]);
+        self.kinds[place] = Kind::of(&self.slots[place]);
     }
 
     /// Leaves a gap. Gaps keep their key, so that the array stays in order.
@@ -230,17 +271,24 @@ impl Queue {
         let left = slot.clone();
         slot.waiting.standing.loads = Box::default();
         slot.gone = true;
+        self.kinds[place] = Kind::Gap;
         self.gaps += 1;
         if self.gaps > FEW_GAPS && self.gaps * 8 > self.slots.len() {
-            self.slots.retain(|slot| !slot.gone);
-            self.gaps = 0;
+            self.close_gaps();
         }
         Some(left)
     }
 
-    /// Notes that a deferral begins or ends.
+    fn close_gaps(&mut self) {
+        self.slots.retain(|slot| !slot.gone);
+        self.glances = self.slots.iter().map(Glance::of).collect();
+        self.kinds = self.slots.iter().map(Kind::of).collect();
+        self.gaps = 0;
+    }
+
+    /// Notes that a deferral begins or ends, and what a scan sees of the change.
     fn account(&mut self, place: usize, now: Time) {
-        let Some(slot) = self.slots.get_mut(place) else { return };
+        let slot = &mut self.slots[place];
         let is_delay_hit = self.threshold.is_some_and(|most| slot.waiting.standing.need.transient > most);
         if is_delay_hit {
             slot.deferred_before = true;
@@ -248,6 +296,7 @@ impl Queue {
         } else if let Some(since) = slot.deferred_since.take() {
             self.end_deferral(since, now);
         }
+        self.look(place);
     }
 
     fn end_deferral(&mut self, since: Time, now: Time) {
