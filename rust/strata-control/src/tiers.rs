@@ -56,8 +56,7 @@ impl CacheController {
                 self.shrink(tier)?;
             }
         }
-        // Staging may have been full of pages of a host tier that is gone.
-        self.pump_relays()
+        Ok(())
     }
 
     /// When `keep_shrinking` has to be called again.

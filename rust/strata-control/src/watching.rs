@@ -80,8 +80,10 @@ impl CacheController {
         let wanted: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
         // The hit itself must not be evicted for its own rest, on either side.
         let hit = pages.len() as u32;
-        let pins =
-            [self.pin(namespace, tokens, hit, TierId::DEVICE)?, self.pin(namespace, tokens, hit, TierId::HOST)?];
+        let pins = [
+            self.pin(namespace, tokens, hit, TierId::DEVICE)?,
+            self.pin(namespace, tokens, hit, TierId::HOST)?,
+        ];
         let mut slots = Vec::new();
         let begins = wanted > 0 && self.reserve(TierId::DEVICE, wanted, &mut slots)?;
         let mut slots = slots.into_iter();

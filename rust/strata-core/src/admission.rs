@@ -85,9 +85,8 @@ impl Core {
         from: Option<RequestId>,
         but: Option<RequestId>,
     ) -> Result<bool, CoreError> {
-        let concerned = |id: &RequestId| {
-            Some(*id) != but && !from.is_some_and(|from| self.queue.before(*id, from))
-        };
+        let concerned =
+            |id: &RequestId| Some(*id) != but && !from.is_some_and(|from| self.queue.before(*id, from));
         let ended: Vec<RequestId> = self.prefetching.iter().copied().filter(concerned).collect();
         for id in &ended {
             self.end_prefetch(*id)?;

@@ -365,7 +365,8 @@ impl Core {
             // for the next plan. Each prefetch ends but once.
             let goes_on = std::mem::take(&mut self.gave_back) && !self.maintenance.is_empty();
             if !goes_on && !self.control.has_effects() {
-                return Ok(());
+                // Staging may have been full of pages of a host tier that is gone.
+                return Ok(self.control.pump_relays()?);
             }
         }
     }
@@ -375,7 +376,12 @@ impl Core {
         let holds = self.prefetching.iter().filter_map(|id| self.requests.get(id)?.held_until());
         let maintenance = self.maintenance.iter().map(|work| work.deadline);
         let blocked = self.blocked.map(|since| since + BLOCKED);
-        holds.chain(maintenance).chain(blocked).chain(self.deferred_until).chain(self.control.next_deadline()).min()
+        holds
+            .chain(maintenance)
+            .chain(blocked)
+            .chain(self.deferred_until)
+            .chain(self.control.next_deadline())
+            .min()
     }
 
     /// Whether nothing waits, runs or moves.

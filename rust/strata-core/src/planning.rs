@@ -5,8 +5,8 @@ use crate::core::Core;
 use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
 use crate::request::{Ending, Phase, Request, Running};
 use crate::CoreError;
-use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Step, StepShape, View, Why};
 use std::time::Duration;
+use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Step, StepShape, View, Why};
 use strata_types::{PlanId, RequestId, TicketState, TierId, Time};
 
 /// Waiting requests whose pages are looked after before their turn comes.

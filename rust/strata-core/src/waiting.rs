@@ -117,7 +117,9 @@ impl Core {
         let Some(priority) = self.queue.get(follower).map(|waiting| waiting.priority) else { return };
         let mut next = follower;
         for _ in 0..LONGEST_CHAIN {
-            let Some(owner) = self.queue.get(next).and_then(|waiting| waiting.standing.follows) else { return };
+            let Some(owner) = self.queue.get(next).and_then(|waiting| waiting.standing.follows) else {
+                return;
+            };
             if !self.queue.raise_priority(owner, priority) {
                 return;
             }

@@ -101,26 +101,28 @@ fn setups() -> impl Strategy<Value = Setup> {
             prop::sample::select(vec![None, None, Some(Duration::from_millis(4))]),
         ),
     )
-        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more, schedule)| {
-            let (device, host, disk, staging) = sizes;
-            let device = device * 4 / page_size as u32 + 4;
-            Setup {
-                page_size,
-                pages: [device, host, disk],
-                write: policies.0,
-                prefetch: policies.1,
-                staging,
-                outstanding,
-                batch_tokens,
-                fault_percent,
-                share_percent: more.0,
-                disk_bytes_per_day: more.1,
-                speeds: more.2,
-                schedule: schedule.0,
-                threshold: schedule.1,
-                max_decode_stall: schedule.2,
-            }
-        })
+        .prop_map(
+            |(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more, schedule)| {
+                let (device, host, disk, staging) = sizes;
+                let device = device * 4 / page_size as u32 + 4;
+                Setup {
+                    page_size,
+                    pages: [device, host, disk],
+                    write: policies.0,
+                    prefetch: policies.1,
+                    staging,
+                    outstanding,
+                    batch_tokens,
+                    fault_percent,
+                    share_percent: more.0,
+                    disk_bytes_per_day: more.1,
+                    speeds: more.2,
+                    schedule: schedule.0,
+                    threshold: schedule.1,
+                    max_decode_stall: schedule.2,
+                }
+            },
+        )
 }
 
 fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {

@@ -246,7 +246,11 @@ impl Machine {
         let core = Core::new(CoreConfig {
             control,
             policy: setup.schedule.policy(setup.threshold),
-            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6, max_decode_stall: setup.max_decode_stall },
+            limits: Limits {
+                batch_tokens: setup.batch_tokens,
+                max_running: 6,
+                max_decode_stall: setup.max_decode_stall,
+            },
             early_share: 0.3,
             deferral_factor: 2.0,
             outstanding_plans: setup.outstanding,
