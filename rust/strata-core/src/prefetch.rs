@@ -39,8 +39,8 @@ pub struct PrefetchView {
     pub read: Option<Duration>,
     /// How long it would take to compute what is still to be read; none if nothing is known of the model.
     pub compute: Option<Duration>,
-    /// How long the step that is read now will take, as far as is known.
-    pub step: Duration,
+    /// When the step that is read now should be over, as far as is known.
+    pub due: Time,
     /// What may be risked to save computing the whole, from the first page to be read on.
     pub risk: Duration,
 }
@@ -129,7 +129,7 @@ impl PrefetchPolicy for Adaptive {
         let latest = view.since + self.deadline;
         let until = match (view.read, view.compute) {
             (Some(read), Some(compute)) if read >= compute => return None,
-            (_, Some(_)) => view.now + view.step.saturating_add(view.risk),
+            (_, Some(_)) => view.due + view.risk,
             (_, None) => latest,
         };
         Some(until.min(latest))
@@ -152,6 +152,8 @@ pub(crate) struct Prefetching {
     /// Keeps what has arrived where it is.
     pub pin: Pin,
     pub since: Time,
+    /// When the step that is being read should be over.
+    pub due: Time,
     /// Until when the request is held back.
     pub until: Option<Time>,
 }
@@ -209,7 +211,7 @@ impl Core {
         let Some(pages) = on_disk.map(|pages| pages.start..pages.end.min(pages.start + most)) else {
             return Ok(());
         };
-        let view = self.prefetch_view(request, self.now, pages.clone(), &pages);
+        let view = self.prefetch_view(request, pages.clone(), &pages);
         let pays = self.prefetch_policy.begins(&view);
         if !pays && !self.costs.doubts_reads() {
             self.decided(id, |request| request.prefetch_cut = true);
@@ -241,6 +243,9 @@ impl Core {
         let end = end.min(pages.end);
         let begun = self.control.prefetch(id, &request.namespace, &request.tokens, end)?;
         let Some(Prefetch { waits, pages: asked, pin }) = begun else { return Ok(false) };
+        let under_way = self.pages_of(&waits) + self.pages_ahead(id);
+        let takes = self.costs.read(under_way * self.control.config().page_bytes).filter(|_| !trial);
+        let (since, due) = (self.now, self.now + takes.unwrap_or_default());
         let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
         request.from_disk = match request.from_disk.is_empty() {
             true => asked,
@@ -248,23 +253,19 @@ impl Core {
         };
         let before = match &mut request.prefetch {
             Some(prefetch) => {
-                (prefetch.waits, prefetch.asked) = (waits, end);
+                (prefetch.waits, prefetch.asked, prefetch.due) = (waits, end, due);
                 Some(std::mem::replace(&mut prefetch.pin, pin))
             }
             none => {
-                *none = Some(Prefetching { waits, pages, asked: end, pin, since: self.now, until: None });
+                *none = Some(Prefetching { waits, pages, asked: end, pin, since, due, until: None });
                 None
             }
         };
         if let Some(pin) = before {
             self.control.unpin(pin)?;
         }
-        let until = self.view_now(id).and_then(|view| {
-            let read = view.read.filter(|_| !trial);
-            let step = if trial { Duration::ZERO } else { view.step };
-            self.prefetch_policy.holds_until(&PrefetchView { read, step, ..view })
-        });
-        self.hold(id, until);
+        let view = self.view_now(id).map(|view| PrefetchView { read: view.read.filter(|_| !trial), ..view });
+        self.hold(id, view.and_then(|view| self.prefetch_policy.holds_until(&view)));
         Ok(true)
     }
 
@@ -285,28 +286,30 @@ impl Core {
     }
 
     /// What is known of reading `rest` of the pages `whole`, and of computing them instead.
-    fn prefetch_view(
-        &self,
-        request: &Request,
-        since: Time,
-        rest: Range<u32>,
-        whole: &Range<u32>,
-    ) -> PrefetchView {
+    fn prefetch_view(&self, request: &Request, rest: Range<u32>, whole: &Range<u32>) -> PrefetchView {
         let page_bytes = self.control.config().page_bytes;
-        let ahead = self.pages_ahead(request.id) * page_bytes;
-        let own = u64::from(rest.end - rest.start) * page_bytes;
-        let load = self.costs.load(own).unwrap_or_default();
+        let own = u64::from(rest.end - rest.start);
+        let (mut since, mut due) = (self.now, self.now);
+        let mut read = self.costs.read((own + self.pages_ahead(request.id)) * page_bytes);
+        if let Some(prefetch) = &request.prefetch {
+            (since, due) = (prefetch.since, prefetch.due);
+            // What this very read has shown so far says more than what was measured before it.
+            if rest.start > whole.start {
+                let shown = f64::from(rest.end - rest.start) / f64::from(rest.start - whole.start);
+                read = Duration::try_from_secs_f64(self.now.since(since).as_secs_f64() * shown).ok();
+            }
+        }
+        let load = self.costs.load(own * page_bytes).unwrap_or_default();
         let compute = |pages: &Range<u32>| {
             self.costs.compute(self.tokens_of(pages), u64::from(pages.start) * self.page_size() as u64)
         };
-        let step = self.pages_under_way(request) * page_bytes;
         PrefetchView {
             now: self.now,
             since,
             prompt_tokens: request.tokens.len() as u64,
-            read: self.costs.read(own + ahead).map(|read| read.saturating_add(load)),
+            read: read.map(|read| read.saturating_add(load)),
             compute: compute(&rest),
-            step: self.costs.read(step + ahead).unwrap_or_default(),
+            due,
             risk: compute(whole).map_or(Duration::MAX, risk),
         }
     }
@@ -317,7 +320,7 @@ impl Core {
         let prefetch = request.prefetch.as_ref()?;
         let left = (self.pages_left(request) as u32).min(prefetch.pages.end - prefetch.pages.start);
         let rest = prefetch.pages.end - left..prefetch.pages.end;
-        Some(self.prefetch_view(request, prefetch.since, rest, &prefetch.pages))
+        Some(self.prefetch_view(request, rest, &prefetch.pages))
     }
 
     /// Pages under way for requests before this one in the queue.
@@ -328,14 +331,15 @@ impl Core {
 
     /// Pages that are still to be read for a request.
     fn pages_left(&self, request: &Request) -> u64 {
-        let later = request.prefetch.as_ref().map_or(0, |prefetch| prefetch.pages.end - prefetch.asked);
-        self.pages_under_way(request) + u64::from(later)
+        let left = |prefetch: &Prefetching| {
+            self.pages_of(&prefetch.waits) + u64::from(prefetch.pages.end - prefetch.asked)
+        };
+        request.prefetch.as_ref().map_or(0, left)
     }
 
-    /// Of those, the pages of the step that is being read.
-    fn pages_under_way(&self, request: &Request) -> u64 {
-        let waits = request.prefetch.iter().flat_map(|prefetch| &prefetch.waits);
-        waits.map(|transfer| self.control.pages_of(*transfer) as u64).sum()
+    /// Pages that transfers still bring.
+    fn pages_of(&self, transfers: &HashSet<TransferId>) -> u64 {
+        transfers.iter().map(|transfer| self.control.pages_of(*transfer) as u64).sum()
     }
 
     /// A part of somebody's prefetch is over.
@@ -370,12 +374,11 @@ impl Core {
         let missing = self.control.on_disk(&request.namespace, &request.tokens, end)?;
         // After a page that did not come, what follows is of no use.
         let next = missing.map(|pages| pages.start).filter(|first| *first >= asked);
-        let begins = |view: &PrefetchView| self.prefetch_policy.begins(view);
         let (Some(next), Some(view)) = (next, self.view_now(id)) else {
             self.asks_no_more(id);
             return Ok(());
         };
-        if !begins(&view) {
+        if !self.prefetch_policy.begins(&view) {
             return self.cut_prefetch(id);
         }
         let step_end = next.saturating_add(self.step_pages(view.risk));
@@ -471,7 +474,15 @@ mod tests {
     fn view(read: Option<Duration>, compute: Option<Duration>) -> PrefetchView {
         let since = Time(0) + SECOND;
         let risk = compute.map_or(Duration::MAX, risk);
-        PrefetchView { now: since + SECOND, since, prompt_tokens: 2000, read, compute, step: SECOND, risk }
+        PrefetchView {
+            now: since + SECOND,
+            since,
+            prompt_tokens: 2000,
+            read,
+            compute,
+            due: since + 2 * SECOND,
+            risk,
+        }
     }
 
     #[test]
@@ -500,8 +511,8 @@ mod tests {
         assert_eq!(adaptive.holds_until(&dear), None);
         let long = view(Some(60 * SECOND), Some(80 * SECOND));
         assert_eq!(adaptive.holds_until(&long), Some(long.since + 5 * SECOND), "within its deadline");
-        let unknown = PrefetchView { step: Duration::ZERO, ..view(None, Some(10 * SECOND)) };
-        assert_eq!(adaptive.holds_until(&unknown), Some(unknown.now + SECOND / 2), "what is risked");
+        let unknown = view(None, Some(10 * SECOND));
+        assert_eq!(adaptive.holds_until(&unknown), Some(unknown.due + SECOND / 2), "what is risked");
         assert_eq!(adaptive.holds_until(&view(None, None)), Some(unknown.since + 5 * SECOND));
     }
 }

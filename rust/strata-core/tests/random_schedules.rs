@@ -104,6 +104,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 share_percent: more.0,
                 disk_bytes_per_day: more.1,
                 speeds: more.2,
+                page_bytes: 64,
             }
         })
 }

@@ -73,6 +73,7 @@ pub struct Setup {
     pub share_percent: u8,
     pub disk_bytes_per_day: Option<u64>,
     pub speeds: Speeds,
+    pub page_bytes: u64,
 }
 
 impl Default for Setup {
@@ -90,6 +91,7 @@ impl Default for Setup {
             share_percent: 60,
             disk_bytes_per_day: None,
             speeds: Speeds::Unknown,
+            page_bytes: 64,
         }
     }
 }
@@ -142,6 +144,8 @@ impl Write {
 #[derive(Clone, Copy, Debug)]
 pub enum Prefetch {
     Adaptive,
+    /// As `Adaptive`, with a deadline that nothing reaches.
+    Patient,
     BestEffort,
     Wait,
     Timeout,
@@ -152,6 +156,7 @@ impl Prefetch {
         let limit = Duration::from_millis(30);
         match self {
             Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
+            Prefetch::Patient => Box::new(Adaptive { deadline: Duration::from_secs(600) }),
             Prefetch::BestEffort => Box::new(BestEffort),
             Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
             Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
@@ -193,6 +198,8 @@ pub struct Machine {
     pub detaching: Option<Receiver<MaintenanceReport>>,
     /// One in so many requests asks for nothing of it to be kept; 0: none.
     pub unkept_every: u64,
+    /// What a step takes by the machine's own account.
+    pub busy: Duration,
 }
 
 impl Machine {
@@ -201,7 +208,7 @@ impl Machine {
             page_size: setup.page_size as u32,
             group: GroupId(0),
             layers: 2,
-            page_bytes: 64,
+            page_bytes: setup.page_bytes,
             record_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
@@ -251,6 +258,7 @@ impl Machine {
             found_again: 0,
             detaching: None,
             unkept_every: 0,
+            busy: Duration::from_millis(2),
         }
     }
 
@@ -414,7 +422,7 @@ impl Machine {
             shard: ShardId(0),
             pages_whole: whole,
             error,
-            bytes: 1,
+            bytes: whole as u64 * self.setup.page_bytes,
             busy_ns: 1,
         };
         self.core.transfer_done(self.now, completion.clone()).unwrap();
@@ -520,7 +528,7 @@ impl Machine {
             }
             results.push(result);
         }
-        let time = StepTime { busy: Duration::from_millis(2), ..StepTime::default() };
+        let time = StepTime { busy: self.busy, ..StepTime::default() };
         self.core.plan_done(self.now, plan.id, &results, time).unwrap();
         true
     }
