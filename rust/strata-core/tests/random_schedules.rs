@@ -87,6 +87,8 @@ fn setups() -> impl Strategy<Value = Setup> {
                 1 => Just(Speeds::SlowDisk),
                 2 => Just(Speeds::Fast),
             ],
+            // Large pages are read in steps of one.
+            prop::sample::select(vec![64u64, 64, 1 << 20]),
         ),
     )
         .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more)| {
@@ -104,7 +106,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 share_percent: more.0,
                 disk_bytes_per_day: more.1,
                 speeds: more.2,
-                page_bytes: 64,
+                page_bytes: more.3,
             }
         })
 }

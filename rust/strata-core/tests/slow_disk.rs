@@ -66,11 +66,11 @@ impl Disk {
             self.machine.compute_one();
             self.machine.settle();
         }
-        self.to_disk();
+        self.empty_tiers();
     }
 
     /// Nothing but the disk holds anything.
-    fn to_disk(&mut self) {
+    fn empty_tiers(&mut self) {
         self.machine.drain();
         let (reply, _answer) = crossbeam_channel::bounded(1);
         let tiers = vec![TierId::DEVICE, TierId::HOST];
@@ -141,7 +141,7 @@ impl Disk {
         }
         self.free = self.machine.now;
         self.machine.settle();
-        self.to_disk();
+        self.empty_tiers();
     }
 }
 
