@@ -85,7 +85,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                 4 => Just(Speeds::Unknown),
                 1 => Just(Speeds::SlowHost),
                 1 => Just(Speeds::SlowDisk),
-                2 => Just(Speeds::Fast),
+                4 => Just(Speeds::Fast),
             ],
             // Large pages are read in steps of one.
             prop::sample::select(vec![64u64, 64, 1 << 20]),

@@ -448,7 +448,9 @@ impl Machine {
             }
             return true;
         }
-        if self.random(100) < usize::from(self.setup.fault_percent) {
+        // Few schedules read from disk at all.
+        let twice = 1 + usize::from(transfer.kind == TransferKind::Prefetch);
+        if self.random(100) < twice * usize::from(self.setup.fault_percent) {
             let whole = self.random(pages);
             let error = match transfer.kind {
                 TransferKind::Prefetch => {
