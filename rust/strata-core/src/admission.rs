@@ -2,6 +2,7 @@
 
 use crate::core::{Core, BLOCKED};
 use crate::plan::RefusalKind;
+use crate::prefetch::count_recomputed;
 use crate::request::{Admission, Phase, Request, Running, Sources};
 use crate::CoreError;
 use std::ops::Range;
@@ -19,8 +20,7 @@ impl Core {
         let tokens = &request.tokens;
         let found = self.control.lookup(&request.namespace, &tokens[..usable as usize * page_size])?;
         let (pages, loads) = to_load(&found);
-        let pays = self.loading_pays(pages.clone(), loads);
-        let allow_loads = !request.loads_failed && pays;
+        let allow_loads = !request.loads_failed && self.loading_pays(pages, loads);
         let headroom = self.running.len() as u32;
         let takes_over = self.takes_over(id);
         let admitted =
@@ -30,12 +30,9 @@ impl Core {
             self.control.take_over(id)?;
         }
         let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
-        if !pays {
-            self.stats.recomputed_tokens[TierId::HOST.index()] +=
-                u64::from(pages.end - pages.start) * page_size as u64;
-        }
         let sources = sources(request, &admitted.sources, page_size);
         let hit = admitted.sources.len();
+        count_recomputed(&mut self.stats.recomputed_tokens, &found, hit, page_size);
         request.phase = Phase::Running(Box::new(Running {
             pin: admitted.pin,
             pages: admitted.pages,

@@ -28,7 +28,7 @@ pub struct CoreStats {
     pub plans: u64,
     /// Plans that failed or were thrown away with one that did.
     pub plans_discarded: u64,
-    /// Prefetches that were cut by their deadline.
+    /// Prefetches that were cut: they were late, or slower than computing.
     pub prefetch_timeouts: u64,
     /// Prompt tokens by source: device, host, disk, computed.
     pub prompt_tokens: [u64; 4],

@@ -33,7 +33,8 @@ enum Step {
     /// The disk hangs, or answers again.
     Hang(bool),
     Scan,
-    Wait,
+    /// So many milliseconds.
+    Wait(u64),
     /// Everything under way ends.
     Drain,
 }
@@ -54,7 +55,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::PlugDisk),
         2 => prop::bool::weighted(0.4).prop_map(Step::Hang),
         2 => Just(Step::Scan),
-        2 => Just(Step::Wait),
+        4 => prop::sample::select(vec![35u64, 120, 120]).prop_map(Step::Wait),
         6 => Just(Step::Drain),
     ];
     prop::collection::vec(step, 1..120)
@@ -85,8 +86,10 @@ fn setups() -> impl Strategy<Value = Setup> {
                 4 => Just(Speeds::Unknown),
                 1 => Just(Speeds::SlowHost),
                 1 => Just(Speeds::SlowDisk),
-                2 => Just(Speeds::Fast),
+                4 => Just(Speeds::Fast),
             ],
+            // Large pages are read in steps of one.
+            prop::sample::select(vec![64u64, 64, 1 << 20]),
         ),
         (
             prop::sample::select(vec![
@@ -94,10 +97,13 @@ fn setups() -> impl Strategy<Value = Setup> {
                 Schedule::Lpm,
                 Schedule::Static,
                 Schedule::Static,
+                Schedule::Static,
+                Schedule::Adaptive,
+                Schedule::Adaptive,
                 Schedule::Adaptive,
                 Schedule::Adaptive,
             ]),
-            prop::sample::select(vec![0u32, 3, 100]),
+            prop::sample::select(vec![0u32, 0, 0, 3, 100]),
             prop::sample::select(vec![None, None, Some(Duration::from_millis(4))]),
         ),
     )
@@ -117,6 +123,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                     share_percent: more.0,
                     disk_bytes_per_day: more.1,
                     speeds: more.2,
+                    page_bytes: more.3,
                     schedule: schedule.0,
                     threshold: schedule.1,
                     max_decode_stall: schedule.2,
@@ -179,7 +186,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
             Step::Hang(hangs) => machine.hang_disk(hangs),
             Step::Scan => machine.scan_one(),
             Step::Drain => machine.drain(),
-            Step::Wait => machine.now = machine.now + Duration::from_millis(35),
+            Step::Wait(span) => machine.now = machine.now + Duration::from_millis(span),
         }
         machine.settle();
     }

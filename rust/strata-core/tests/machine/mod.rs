@@ -79,6 +79,7 @@ pub struct Setup {
     /// Deferral from so many transient tokens on.
     pub threshold: u32,
     pub max_decode_stall: Option<Duration>,
+    pub page_bytes: u64,
 }
 
 impl Default for Setup {
@@ -99,6 +100,7 @@ impl Default for Setup {
             schedule: Schedule::Fcfs,
             threshold: 100,
             max_decode_stall: None,
+            page_bytes: 64,
         }
     }
 }
@@ -118,7 +120,7 @@ impl Schedule {
         match self {
             Schedule::Fcfs => Box::new(FirstComeFirstServed::new(max_wait)),
             Schedule::Lpm => Box::new(LongestPrefixFirst::new(max_wait)),
-            Schedule::Static => Box::new(Balanced::new(Ratio { loaded_per_computed: 2.0 }, options)),
+            Schedule::Static => Box::new(Balanced::new(Ratio { loaded_per_computed: 0.5 }, options)),
             Schedule::Adaptive => Box::new(Balanced::new(Predicted, options)),
         }
     }
@@ -172,6 +174,8 @@ impl Write {
 #[derive(Clone, Copy, Debug)]
 pub enum Prefetch {
     Adaptive,
+    /// As `Adaptive`, with a deadline that nothing reaches.
+    Patient,
     BestEffort,
     Wait,
     Timeout,
@@ -182,6 +186,7 @@ impl Prefetch {
         let limit = Duration::from_millis(30);
         match self {
             Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
+            Prefetch::Patient => Box::new(Adaptive { deadline: Duration::from_secs(600) }),
             Prefetch::BestEffort => Box::new(BestEffort),
             Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
             Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
@@ -223,6 +228,8 @@ pub struct Machine {
     pub detaching: Option<Receiver<MaintenanceReport>>,
     /// One in so many requests asks for nothing of it to be kept; 0: none.
     pub unkept_every: u64,
+    /// What a step takes by the machine's own account.
+    pub busy: Duration,
 }
 
 impl Machine {
@@ -231,7 +238,7 @@ impl Machine {
             page_size: setup.page_size as u32,
             group: GroupId(0),
             layers: 2,
-            page_bytes: 64,
+            page_bytes: setup.page_bytes,
             record_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
@@ -287,6 +294,7 @@ impl Machine {
             found_again: 0,
             detaching: None,
             unkept_every: 0,
+            busy: Duration::from_millis(2),
         }
     }
 
@@ -450,7 +458,7 @@ impl Machine {
             shard: ShardId(0),
             pages_whole: whole,
             error,
-            bytes: 1,
+            bytes: whole as u64 * self.setup.page_bytes,
             busy_ns: 1,
         };
         self.core.transfer_done(self.now, completion.clone()).unwrap();
@@ -476,7 +484,9 @@ impl Machine {
             }
             return true;
         }
-        if self.random(100) < usize::from(self.setup.fault_percent) {
+        // Few schedules read from disk at all.
+        let twice = 1 + usize::from(transfer.kind == TransferKind::Prefetch);
+        if self.random(100) < twice * usize::from(self.setup.fault_percent) {
             let whole = self.random(pages);
             let error = match transfer.kind {
                 TransferKind::Prefetch => {
@@ -556,7 +566,7 @@ impl Machine {
             }
             results.push(result);
         }
-        let time = StepTime { busy: Duration::from_millis(2), ..StepTime::default() };
+        let time = StepTime { busy: self.busy, ..StepTime::default() };
         self.core.plan_done(self.now, plan.id, &results, time).unwrap();
         true
     }
