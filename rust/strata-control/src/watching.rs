@@ -3,6 +3,7 @@
 
 use crate::controller::{CacheController, Plan};
 use crate::ControlError;
+use std::ops::Range;
 use std::sync::Arc;
 use strata_radix::Standing;
 use strata_types::{Namespace, PageMove, RequestId, TierId, Token, TransferId, TransferKind};
@@ -68,13 +69,14 @@ impl CacheController {
     }
 
     /// Starts to load what only the host holds of the first `usable` pages, for a request that waits. What arrives is
-    /// cached like anything else, pinned by nobody. Returns the pages under way; none where the device has no room.
+    /// cached like anything else, pinned by nobody. Returns the pages under way, counted from the start of the sequence;
+    /// none where the device has no room.
     pub fn load_early(
         &mut self,
         namespace: &Namespace,
         tokens: &[Token],
         usable: u32,
-    ) -> Result<u32, ControlError> {
+    ) -> Result<Vec<Range<u32>>, ControlError> {
         let found = self.lookup(namespace, self.head(tokens, usable))?;
         let (pages, _, runs, _) = self.cut(&found, true);
         let wanted: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
@@ -87,16 +89,19 @@ impl CacheController {
         let mut slots = Vec::new();
         let begins = wanted > 0 && self.reserve(TierId::DEVICE, wanted, &mut slots)?;
         let mut slots = slots.into_iter();
+        let mut under_way = Vec::new();
         for run in runs.into_iter().filter(|_| begins) {
             let moves: Vec<PageMove> =
                 run.host.iter().zip(slots.by_ref()).map(|(from, to)| PageMove { from: *from, to }).collect();
-            let path = Arc::from(self.head(tokens, run.first_page + moves.len() as u32));
+            let end = run.first_page + moves.len() as u32;
+            let path = Arc::from(self.head(tokens, end));
+            under_way.push(run.first_page..end);
             self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?;
         }
         for pin in pins {
             self.unpin(pin)?;
         }
-        Ok(if begins { wanted } else { 0 })
+        Ok(under_way)
     }
 
     /// Pages that these loads still bring.

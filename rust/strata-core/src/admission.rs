@@ -146,14 +146,15 @@ fn to_load(found: &MatchResult) -> (Range<u32>, u32) {
 /// Where the prompt's tokens came from. After a preemption the hit may reach past the prompt: that part is not its.
 fn sources(request: &Request, hit: &[PageSource], page_size: usize) -> Sources {
     let mut sources = Sources::default();
+    let loaded_early = |page: u32| request.loaded_early.iter().any(|run| run.contains(&page));
     let mut left = request.prompt;
     for (page, source) in hit.iter().enumerate() {
         let tokens = page_size.min(left);
         left -= tokens;
         match source {
             _ if request.from_disk.contains(&(page as u32)) => sources.disk += tokens,
-            PageSource::Host => sources.host += tokens,
-            PageSource::Device => sources.device += tokens,
+            PageSource::Device if !loaded_early(page as u32) => sources.device += tokens,
+            PageSource::Device | PageSource::Host => sources.host += tokens,
         }
     }
     sources.computed = left;

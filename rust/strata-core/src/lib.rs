@@ -24,7 +24,7 @@ pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
 pub use prefetch::{Adaptive, BestEffort, PrefetchPolicy, PrefetchView, Timeout, WaitForAll};
 pub use request::{Admission, NewRequest, Sources};
-pub use stats::{CoreStats, RoundStats};
+pub use stats::{CoreStats, RoundStats, WaitingReport};
 
 use thiserror::Error;
 

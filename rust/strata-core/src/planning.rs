@@ -4,6 +4,7 @@
 use crate::core::Core;
 use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
 use crate::request::{Ending, Phase, Request, Running};
+use crate::stats::WaitingReport;
 use crate::CoreError;
 use std::time::Duration;
 use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Step, StepShape, View, Why};
@@ -75,9 +76,14 @@ impl Core {
     }
 
     /// Why each waiting request waits, in the order of the queue.
-    pub fn explain(&mut self, now: Time) -> Result<Vec<(RequestId, Why)>, CoreError> {
+    pub fn explain(&mut self, now: Time) -> Result<Vec<WaitingReport>, CoreError> {
         self.refresh_queue()?;
-        Ok(self.with_view(now, |policy, view| policy.explain(view)))
+        let reasons = self.with_view(now, |policy, view| policy.explain(view));
+        let report = |(request, why): (RequestId, Why)| {
+            let waited = self.queue.get(request).map(|waiting| now.since(waiting.arrived));
+            WaitingReport { request, waited: waited.unwrap_or_default(), why }
+        };
+        Ok(reasons.into_iter().map(report).collect())
     }
 
     fn with_view<T>(&mut self, now: Time, ask: impl FnOnce(&mut dyn Policy, &View<'_>) -> T) -> T {

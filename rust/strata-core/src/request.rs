@@ -103,6 +103,8 @@ pub(crate) struct Request {
     pub prefetch: Option<Prefetching>,
     /// Pages that were on disk alone when it arrived.
     pub from_disk: Range<u32>,
+    /// Pages that were loaded for it while it waited.
+    pub loaded_early: Vec<Range<u32>>,
     pub ending: Option<Ending>,
     /// A load failed under it: the next admission computes instead.
     pub loads_failed: bool,
@@ -134,6 +136,7 @@ impl Request {
             keep: new.keep,
             prefetch: None,
             from_disk: 0..0,
+            loaded_early: Vec::new(),
             ending: None,
             loads_failed: false,
             step_failures: 0,

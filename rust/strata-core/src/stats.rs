@@ -3,7 +3,8 @@
 use std::time::Duration;
 use strata_control::{ControlStats, TierStats};
 use strata_sched::cost::CostReport;
-use strata_sched::Counts;
+use strata_sched::{Counts, Why};
+use strata_types::RequestId;
 
 /// Counters and gauges at one moment.
 #[derive(Clone, Debug, Default)]
@@ -77,4 +78,15 @@ impl RoundStats {
         self.aged += u64::from(counts.aged);
         self.taken_over += u64::from(counts.taken_over);
     }
+}
+
+/// One who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingReport {
+    /// The request.
+    pub request: RequestId,
+    /// Since it was submitted.
+    pub waited: Duration,
+    /// Why; to be shown as a sentence.
+    pub why: Why,
 }

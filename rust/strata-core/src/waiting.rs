@@ -148,12 +148,16 @@ impl Core {
         for id in ids {
             let Some(request) = self.requests.get(id) else { continue };
             let usable = self.usable_pages(request);
-            let pages = self.control.load_early(&request.namespace, &request.tokens, usable)?;
+            let runs = self.control.load_early(&request.namespace, &request.tokens, usable)?;
+            let pages = runs.iter().map(|run| run.end - run.start).sum();
             // Marked even where there was no room after all: it is not tried at each decision.
             self.queue.set_early(*id, true);
             if pages > 0 {
                 self.early.insert(*id, pages);
                 self.stats.early_loads += 1;
+            }
+            if let Some(request) = self.requests.get_mut(id) {
+                request.loaded_early.extend(runs);
             }
         }
         Ok(())

@@ -156,7 +156,7 @@ impl Order {
         if now < until {
             self.next_deadline = Some(self.next_deadline.map_or(until, |first| first.min(until)));
             let (owner, tokens) = (standing.follows, standing.need.transient);
-            recorder.note(id, || Why::Deferred { owner, tokens, until });
+            recorder.note(id, || Why::Deferred { owner, tokens, left: until.since(now) });
             return true;
         }
         let Some(owner) = standing.follows else { return false };

@@ -3,7 +3,8 @@
 use crate::View;
 use std::collections::HashMap;
 use std::fmt;
-use strata_types::{RequestId, Time};
+use std::time::Duration;
+use strata_types::RequestId;
 
 /// What a decision does with a waiting request, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +30,8 @@ pub enum Why {
         owner: Option<RequestId>,
         /// Transient tokens that it needs.
         tokens: u32,
-        /// When it may go on its own.
-        until: Time,
+        /// In how long it may go on its own.
+        left: Duration,
     },
     /// Its owner is overdue, and another follower takes its place in this round.
     TakenOver {
@@ -80,13 +81,12 @@ impl fmt::Display for Why {
             Why::Held { tokens } => {
                 write!(f, "held back until its prefetch ends: {tokens} tokens are still on disk")
             }
-            Why::Deferred { owner, tokens, until } => {
-                let millis = until.0 / 1_000_000;
+            Why::Deferred { owner, tokens, left } => {
                 match owner {
                     Some(owner) => write!(f, "deferred: request {owner} computes {tokens} of its tokens")?,
                     None => write!(f, "deferred: another request computes {tokens} of its tokens")?,
                 }
-                write!(f, "; it goes on its own {millis} ms after start")
+                write!(f, "; it goes on its own in {} ms", left.as_millis())
             }
             Why::TakenOver { owner } => write!(
                 f,
