@@ -158,7 +158,11 @@ class FakeEngine:
         ]
 
     def waiting(self) -> list[WaitingReport]:
-        return [WaitingReport(7, 1.5, "deferred: request 6 computes 290 of its tokens; it goes on its own in 90 ms")]
+        return [
+            WaitingReport(
+                7, 1.5, "deferred: request 6 computes 290 of its tokens; it goes on its own in 90 ms"
+            )
+        ]
 
     def stats(self) -> dict[str, float]:
         return {

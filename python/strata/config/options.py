@@ -210,9 +210,7 @@ class SchedulerOptions:
     )
     deferral_tokens: int = field(
         default=100,
-        metadata=count(
-            "a request waits for another that computes more of its prompt than this", 0, 1 << 30
-        ),
+        metadata=count("a request waits for another that computes more of its prompt than this", 0, 1 << 30),
     )
     deferral_factor: float = field(
         default=2.0,

@@ -27,8 +27,8 @@ from strata.engine.api import (
     RequestStream,
     SamplingParams,
     TierReport,
-    WaitingReport,
     TokenSources,
+    WaitingReport,
 )
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
 from strata.engine.runtime_options import PoolSizes, runtime_options
