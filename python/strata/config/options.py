@@ -205,7 +205,8 @@ class SchedulerOptions:
     scheduler_off: str = field(
         default="",
         metadata=text(
-            "parts of adaptive and static to turn off, with commas between: defer, balance, bundles, bubbles, early-loads"
+            "parts of adaptive and static to turn off, with commas between: defer, balance, bundles, bubbles, "
+            "early-loads"
         ),
     )
     deferral_tokens: int = field(
