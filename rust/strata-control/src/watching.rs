@@ -31,6 +31,11 @@ impl CacheController {
         self.tree.unwatch(request);
     }
 
+    /// Requests that wait.
+    pub fn watchers(&self) -> usize {
+        self.tree.stats().watchers
+    }
+
     /// The waiting requests that something has changed for since the last call, each once.
     pub fn take_changed(&mut self) -> Vec<RequestId> {
         self.tree.take_changed()

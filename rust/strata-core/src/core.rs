@@ -376,12 +376,9 @@ impl Core {
         let holds = self.prefetching.iter().filter_map(|id| self.requests.get(id)?.held_until());
         let maintenance = self.maintenance.iter().map(|work| work.deadline);
         let blocked = self.blocked.map(|since| since + BLOCKED);
-        holds
-            .chain(maintenance)
-            .chain(blocked)
-            .chain(self.deferred_until)
-            .chain(self.control.next_deadline())
-            .min()
+        // Once it has passed, the next decision knows.
+        let deferred = self.deferred_until.filter(|until| *until > self.now);
+        holds.chain(maintenance).chain(blocked).chain(deferred).chain(self.control.next_deadline()).min()
     }
 
     /// Whether nothing waits, runs or moves.
@@ -396,6 +393,11 @@ impl Core {
         if queued != self.queue.len() || queued + self.running.len() != self.requests.len() {
             let counts = (self.queue.len(), self.running.len(), self.requests.len());
             return Err(CoreError::Protocol(format!("queue, running and all requests disagree: {counts:?}")));
+        }
+        let watchers = self.control.watchers();
+        if watchers != self.queue.len() || self.early.keys().any(|id| self.queue.get(*id).is_none()) {
+            let counts = (watchers, self.queue.len(), self.early.len());
+            return Err(CoreError::Protocol(format!("watchers, queue and early loads disagree: {counts:?}")));
         }
         for id in &self.running {
             if !self.requests.get(id).is_some_and(|request| matches!(request.phase, Phase::Running(_))) {
