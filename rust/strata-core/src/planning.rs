@@ -62,6 +62,11 @@ impl Core {
         Ok(())
     }
 
+    /// The decision that the next plan would be formed by, not carried out: for measurements.
+    pub fn next_decision(&mut self, now: Time) -> Result<Decision, CoreError> {
+        self.decide(now)
+    }
+
     fn decide(&mut self, now: Time) -> Result<Decision, CoreError> {
         self.refresh_queue()?;
         // Pages of the next few may have sunk to disk while they waited.

@@ -5,7 +5,7 @@ use crate::core::Core;
 use crate::request::Request;
 use crate::CoreError;
 use std::time::Duration;
-use strata_sched::{LoadRun, Need, Standing, Waiting};
+use strata_sched::{LoadRun, Need, Queue, Standing, Waiting};
 use strata_types::{RequestId, TierId, Time};
 
 /// A follower whose wait cannot be reckoned may wait this long without news of its owner.
@@ -16,6 +16,11 @@ const SHORTEST_DEFERRAL: Duration = Duration::from_millis(100);
 const LONGEST_CHAIN: usize = 64;
 
 impl Core {
+    /// Who waits, in order, as they stood at the last decision.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
     /// Into the queue: before lower priorities, and before everyone of its own who came later.
     pub(crate) fn enqueue(&mut self, id: RequestId) -> Result<(), CoreError> {
         let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
@@ -38,7 +43,7 @@ impl Core {
 
     /// Brings up to date those whom something has changed for. Pages that are nobody's any more go to the first who
     /// needs them.
-    pub(crate) fn refresh_queue(&mut self) -> Result<(), CoreError> {
+    pub fn refresh_queue(&mut self) -> Result<(), CoreError> {
         loop {
             let mut changed = self.control.take_changed();
             if changed.is_empty() {

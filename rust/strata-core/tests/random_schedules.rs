@@ -4,7 +4,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Prefetch, Schedule, Setup, Speeds, Write, PROMPTS, VOCABULARY};
+use machine::{oracle, Formed, Machine, Prefetch, Schedule, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -127,6 +127,7 @@ fn setups() -> impl Strategy<Value = Setup> {
                     schedule: schedule.0,
                     threshold: schedule.1,
                     max_decode_stall: schedule.2,
+                    ..Setup::default()
                 }
             },
         )
@@ -136,7 +137,7 @@ fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {
     (0..3).filter(|bit| mask & (1 << bit) != 0 && setup.pages[usize::from(*bit)] > 0).map(TierId).collect()
 }
 
-fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
+fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Formed>) {
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, noise);
     machine.unkept_every = 7;
@@ -205,7 +206,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
             None => assert_eq!(machine.done.get(&id), Some(&answer), "request {id}"),
         }
     }
-    (machine.core.stats(), machine.found_again)
+    (machine.core.stats(), machine.found_again, machine.formed)
 }
 
 #[test]
@@ -219,7 +220,7 @@ fn every_stream_equals_the_oracle() {
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
     let totals = RefCell::new(Totals::default());
     let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
-        let (stats, found_again) = run(setup, steps, noise);
+        let (stats, found_again, _) = run(setup, steps, noise);
         totals.borrow_mut().add(&stats);
         *totals.borrow_mut().0.entry("found again".into()).or_default() += u64::from(found_again);
         Ok(())
@@ -232,6 +233,23 @@ fn every_stream_equals_the_oracle() {
     println!("{totals:?}");
     for (path, count) in totals.0 {
         assert!(count >= 10, "only {count} x {path} in all schedules");
+    }
+}
+
+/// Equal inputs give equal decisions: nothing depends on the order in which a hash map is walked.
+#[test]
+fn equal_schedules_give_equal_plans() {
+    let config =
+        ProptestConfig { cases: cases() / 8, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
+    let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
+        let (_, _, first) = run(setup.clone(), steps.clone(), noise);
+        let (_, _, second) = run(setup, steps, noise);
+        prop_assert_eq!(first, second);
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
     }
 }
 

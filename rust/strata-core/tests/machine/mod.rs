@@ -16,8 +16,8 @@ use std::ops::Range;
 use std::time::Duration;
 use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
 use strata_core::{
-    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PrefetchPolicy,
-    RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
+    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PlanKind, PlanRow,
+    PrefetchPolicy, RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
 };
 use strata_sched::cost::{CostPrior, LinkCost, StepCost};
 use strata_sched::{
@@ -80,6 +80,7 @@ pub struct Setup {
     pub threshold: u32,
     pub max_decode_stall: Option<Duration>,
     pub page_bytes: u64,
+    pub max_running: u32,
 }
 
 impl Default for Setup {
@@ -101,6 +102,7 @@ impl Default for Setup {
             threshold: 100,
             max_decode_stall: None,
             page_bytes: 64,
+            max_running: 6,
         }
     }
 }
@@ -136,6 +138,12 @@ pub enum Speeds {
     SlowDisk,
     /// All links are much quicker than computing.
     Fast,
+    /// Seconds of a prefill step, of each of its tokens, and of each byte of a load.
+    Given {
+        per_step: f64,
+        per_token: f64,
+        per_byte: f64,
+    },
 }
 
 impl Speeds {
@@ -146,8 +154,13 @@ impl Speeds {
             Speeds::SlowHost => (1.0, 1e-9),
             Speeds::SlowDisk => (1e-9, 1.0),
             Speeds::Fast => (1e-9, 1e-9),
+            Speeds::Given { per_byte, .. } => (per_byte, 1e-9),
         };
-        let step = StepCost { per_step: 1e-3, per_token: 1e-3, per_pair: 0.0 };
+        let (per_step, per_token) = match self {
+            Speeds::Given { per_step, per_token, .. } => (per_step, per_token),
+            _ => (1e-3, 1e-3),
+        };
+        let step = StepCost { per_step, per_token, per_pair: 0.0 };
         let mut prior = CostPrior::default();
         prior.prefill = Some(step);
         prior.with_link(TransferKind::Load, link(load)).with_link(TransferKind::Prefetch, link(read))
@@ -230,6 +243,37 @@ pub struct Machine {
     pub unkept_every: u64,
     /// What a step takes by the machine's own account.
     pub busy: Duration,
+    /// Every plan that came.
+    pub formed: Vec<Formed>,
+}
+
+/// What a plan computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Formed {
+    pub kind: PlanKind,
+    pub at: Time,
+    pub rows: Vec<FormedRow>,
+}
+
+/// What a row computes, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormedRow {
+    pub id: u64,
+    pub tokens: Range<usize>,
+    pub pages: Vec<PageId>,
+    pub sources: Option<Sources>,
+}
+
+impl Formed {
+    fn of(plan: &Plan, at: Time) -> Formed {
+        let row = |row: &PlanRow| FormedRow {
+            id: row.request.0,
+            tokens: row.start..row.start + row.length,
+            pages: row.pages.clone(),
+            sources: row.admitted.map(|admission| admission.sources),
+        };
+        Formed { kind: plan.kind, at, rows: plan.rows.iter().map(row).collect() }
+    }
 }
 
 impl Machine {
@@ -255,7 +299,7 @@ impl Machine {
             policy: setup.schedule.policy(setup.threshold),
             limits: Limits {
                 batch_tokens: setup.batch_tokens,
-                max_running: 6,
+                max_running: setup.max_running,
                 max_decode_stall: setup.max_decode_stall,
             },
             early_share: 0.3,
@@ -295,6 +339,7 @@ impl Machine {
             detaching: None,
             unkept_every: 0,
             busy: Duration::from_millis(2),
+            formed: Vec::new(),
         }
     }
 
@@ -328,6 +373,7 @@ impl Machine {
             match action {
                 Action::Plan(plan) => {
                     self.expect_own_pages(&plan);
+                    self.formed.push(Formed::of(&plan, self.now));
                     self.plans.push_back(plan);
                 }
                 Action::Refuse(refusal) => {
