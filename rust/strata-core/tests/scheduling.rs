@@ -85,7 +85,7 @@ fn first_row(machine: &Machine, id: u64) -> (usize, usize) {
 /// Why a request waits. What is said reads as a sentence.
 fn why(machine: &mut Machine, id: u64) -> Why {
     let reasons = machine.core.explain(machine.now).unwrap();
-    let (_, why) = reasons.into_iter().find(|(other, _)| other.0 == id).expect("does not wait");
+    let why = reasons.into_iter().find(|report| report.request.0 == id).expect("does not wait").why;
     assert!(why.to_string().len() > 10);
     why
 }
@@ -244,9 +244,10 @@ fn an_owner_inherits_the_priority_of_a_follower() {
     ask(&mut machine, 100, &text(2, 20), 0);
     ask(&mut machine, 1, &question(&document, 1, 32), 0);
     ask(&mut machine, 2, &text(3, 160), 1);
-    assert_eq!(machine.core.explain(machine.now).unwrap()[0].0, RequestId(2));
+    assert_eq!(machine.core.explain(machine.now).unwrap()[0].request, RequestId(2));
     ask(&mut machine, 3, &question(&document, 3, 32), 2);
-    let order: Vec<u64> = machine.core.explain(machine.now).unwrap().iter().map(|(id, _)| id.0).collect();
+    let order: Vec<u64> =
+        machine.core.explain(machine.now).unwrap().iter().map(|report| report.request.0).collect();
     assert_eq!(order, [1, 3, 2]);
     assert!(matches!(why(&mut machine, 2), Why::BatchFull { .. }));
     finish(&mut machine);
@@ -266,7 +267,7 @@ fn sharers_of_a_prefix_on_the_device_are_never_deferred() {
     }
     machine.settle();
     let reasons = machine.core.explain(machine.now).unwrap();
-    assert!(reasons.iter().all(|(_, why)| matches!(why, Why::BatchFull { .. } | Why::Next { .. })));
+    assert!(reasons.iter().all(|report| matches!(report.why, Why::BatchFull { .. } | Why::Next { .. })));
     finish(&mut machine);
     let stats = machine.core.stats();
     assert_eq!((stats.deferrals, stats.rounds.deferred), (0, 0));

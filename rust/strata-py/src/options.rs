@@ -115,10 +115,12 @@ impl Options {
                 "bundles" => parts.bundles = false,
                 "bubbles" => parts.bubbles = false,
                 "early-loads" => parts.early_loads = false,
-                other => return Err(Failure::Config(format!(
+                other => {
+                    return Err(Failure::Config(format!(
                     "--scheduler-off {other:?} is no part: name some of defer, balance, bundles, bubbles, \
                          early-loads, with commas between"
-                ))),
+                )))
+                }
             }
         }
         Ok(parts)
