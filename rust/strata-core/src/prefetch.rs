@@ -170,8 +170,13 @@ impl Core {
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
         let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
+        let room_beside = |taken| if taken == 0 { capacity } else { share.saturating_sub(taken) };
+        if room_beside(taken) == 0 {
+            // Asked at every decision: ten thousand are not sorted for nothing.
+            return Ok(());
+        }
         for id in self.next_to_prefetch() {
-            let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
+            let room = room_beside(taken);
             if room == 0 {
                 break;
             }
