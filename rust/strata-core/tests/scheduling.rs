@@ -337,7 +337,7 @@ fn start_stream(timed: &mut Timed) {
 fn streams_decode_while_a_load_cannot_be_hidden() {
     let document = text(50, 8 * PAGE);
     for with_stream in [true, false] {
-        let mut timed = timed(setup(), &[document.clone()], 8.0);
+        let mut timed = timed(setup(), std::slice::from_ref(&document), 8.0);
         if with_stream {
             start_stream(&mut timed);
         }
