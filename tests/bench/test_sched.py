@@ -50,5 +50,5 @@ def test_bounds_are_those_of_the_number_that_waits() -> None:
     result = {"decision_us_p50": 50.0, "decision_us_p99": 600.0}
     names = [bound.name for bound in sched.bounds_of({**result, "waiting": 10_000})]
     assert names == ["decision, median", "decision, p99"]
-    assert [bound.bound for bound in sched.bounds_of({**result, "waiting": 1_000})] == [20.0]
+    assert [bound.most for bound in sched.bounds_of({**result, "waiting": 1_000})] == [20.0]
     assert sched.bounds_of({**result, "waiting": 500}) == []

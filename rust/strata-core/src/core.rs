@@ -334,7 +334,7 @@ impl Core {
                     }
                 }
                 Effect::LoadFailed { transfer, users } => {
-                    for id in users {
+                    for id in in_order(users) {
                         let Some(request) = self.requests.get_mut(&id) else { continue };
                         request.loads_failed = true;
                         request.ending.get_or_insert(Ending::Requeue);
@@ -420,4 +420,9 @@ impl Core {
         stats.transfers_in_flight = self.control.transfers_in_flight();
         stats
     }
+}
+
+/// Sets have an order of their own in each process; what is done must not depend on it.
+pub(crate) fn in_order<T: Ord>(set: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+    set.into_iter().collect()
 }

@@ -5,7 +5,7 @@
 //! A prefetch is read in steps, each short beside computing the whole, and judged again after each: so a disk of
 //! unknown speed is found out before it has cost much, and one that becomes slow costs little more than a step.
 
-use crate::core::Core;
+use crate::core::{in_order, Core};
 use crate::request::{Phase, Request};
 use crate::CoreError;
 use std::collections::HashSet;
@@ -170,8 +170,13 @@ impl Core {
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
         let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
+        let room_beside = |taken| if taken == 0 { capacity } else { share.saturating_sub(taken) };
+        if room_beside(taken) == 0 {
+            // Asked at every decision: ten thousand are not sorted for nothing.
+            return Ok(());
+        }
         for id in self.next_to_prefetch() {
-            let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
+            let room = room_beside(taken);
             if room == 0 {
                 break;
             }
@@ -357,7 +362,7 @@ impl Core {
         transfer: TransferId,
         users: HashSet<RequestId>,
     ) -> Result<(), CoreError> {
-        for id in users {
+        for id in in_order(users) {
             let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.as_mut())
             else {
                 continue;
@@ -425,7 +430,7 @@ impl Core {
         request.prefetch_cut = true;
         let Some(prefetch) = &mut request.prefetch else { return Ok(()) };
         prefetch.until = None;
-        for transfer in std::mem::take(&mut prefetch.waits) {
+        for transfer in in_order(std::mem::take(&mut prefetch.waits)) {
             self.control.leave(id, transfer)?;
         }
         self.note_held(id);
@@ -452,7 +457,7 @@ impl Core {
         };
         self.prefetching.remove(&id);
         self.note_held(id);
-        for transfer in prefetch.waits {
+        for transfer in in_order(prefetch.waits) {
             self.control.leave(id, transfer)?;
         }
         Ok(self.control.unpin(prefetch.pin)?)

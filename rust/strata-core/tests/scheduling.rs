@@ -4,6 +4,7 @@
 
 mod machine;
 
+use machine::timed::Timed;
 use machine::{oracle, Machine, Prefetch, Schedule, Setup, Speeds, PROMPTS, VOCABULARY};
 use std::time::Duration;
 use strata_core::PlanKind;
@@ -277,6 +278,8 @@ fn sharers_of_a_prefix_on_the_device_are_never_deferred() {
 /// A machine that knows its speeds, with documents on the host: request 100 + n asked for document n.
 fn with_documents(setup: Setup, documents: &[Vec<Token>]) -> Machine {
     let mut machine = machine(setup);
+    // What this takes is not to be learnt from.
+    machine.busy = Duration::ZERO;
     for (number, document) in documents.iter().enumerate() {
         ask(&mut machine, 100 + number as u64, &question(document, 0, 3), 0);
         machine.drain();
@@ -316,4 +319,92 @@ fn loads_begin_while_requests_wait() {
     let rows = machine.formed.iter().flat_map(|plan| &plan.rows);
     let sources = rows.filter(|row| row.id == 10).find_map(|row| row.sources).unwrap();
     assert_eq!((sources.device, sources.host), (4 * PAGE, 0), "it was there before its turn");
+}
+
+/// A millisecond a token, two a step, and a load that takes so many milliseconds a page.
+fn timed(setup: Setup, documents: &[Vec<Token>], per_page: f64) -> Timed {
+    let speeds = Speeds::Given { per_step: 2e-3, per_token: 1e-3, per_byte: per_page / 1e3 / 64.0 };
+    Timed::new(with_documents(Setup { speeds, ..setup }, documents), 2.0, 1.0, per_page)
+}
+
+/// Starts a stream and lets it decode some tokens.
+fn start_stream(timed: &mut Timed) {
+    timed.machine.endless = true;
+    timed.machine.arrive(RequestId(1), text(1, 20), 400, "", 0);
+    timed.run(|timed| timed.ran.len() >= 6);
+}
+
+#[test]
+fn streams_decode_while_a_load_cannot_be_hidden() {
+    let document = text(50, 8 * PAGE);
+    for with_stream in [true, false] {
+        let mut timed = timed(setup(), std::slice::from_ref(&document), 8.0);
+        if with_stream {
+            start_stream(&mut timed);
+        }
+        let asked = timed.machine.now;
+        timed.machine.arrive(RequestId(2), question(&document, 2, 5), 2, "", 0);
+        if with_stream {
+            assert_eq!(why(&mut timed.machine, 2), Why::Loads { tokens: 8 * PAGE as u32 });
+        }
+        timed.run(|timed| timed.ran.iter().any(|step| step.has(2)));
+        let loaded = timed.loads[0];
+        assert!(loaded.since(asked) < Duration::from_millis(20));
+        let prefill = timed.ran.last().unwrap().clone();
+        assert_eq!((prefill.kind, prefill.rows.clone()), (PlanKind::Prefill, vec![(2, 5)]));
+        let between = timed.ran.iter().filter(|step| step.from >= loaded && step.to <= prefill.from);
+        let decodes = between.filter(|step| step.kind == PlanKind::Decode && step.has(1)).count();
+        let formed = timed.machine.formed.iter().find(|plan| plan.rows.iter().any(|row| row.id == 2));
+        let waited = formed.unwrap().at.since(asked);
+        match with_stream {
+            true => assert!(decodes >= 5 && waited > Duration::from_millis(30), "{decodes}, {waited:?}"),
+            false => assert!(waited < Duration::from_millis(3), "nothing else to do: {waited:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_running_stream_waits_no_longer_than_the_bound_for_its_next_token() {
+    let longest_gap = |max_decode_stall: Option<Duration>, outstanding| {
+        let mut timed = timed(Setup { max_decode_stall, outstanding, ..setup() }, &[], 1.0);
+        start_stream(&mut timed);
+        for id in [2, 3] {
+            timed.machine.arrive(RequestId(id), text(id as u32, 300), 2, "", 0);
+        }
+        let first = timed.ran.len();
+        timed.run(|timed| {
+            timed.ran.iter().filter(|step| step.has(3)).count() >= 2 && timed.ran.last().unwrap().has(1)
+        });
+        let tokens = timed.ran[first - 1..].iter().filter(|step| step.has(1));
+        let ends: Vec<_> = tokens.map(|step| step.to).collect();
+        let prefills = timed.ran.iter().filter(|step| step.kind == PlanKind::Prefill).count();
+        (ends.windows(2).map(|pair| pair[1].since(pair[0])).max().unwrap(), prefills)
+    };
+    let bound = Duration::from_millis(80);
+    for outstanding in [1, 2] {
+        let (free, few) = longest_gap(None, outstanding);
+        assert!(free > Duration::from_millis(600) && few <= 3, "{free:?} in {few} prefills");
+        let (bounded, many) = longest_gap(Some(bound), outstanding);
+        // A millisecond for each event that the machine takes in meanwhile.
+        assert!(bounded <= bound + Duration::from_millis(6) && many > few, "{bounded:?} in {many} prefills");
+    }
+}
+
+#[test]
+fn decisions_follow_a_link_that_becomes_four_times_slower() {
+    let documents: Vec<Vec<Token>> = (0..50).map(|number| text(50 + number, 2 * PAGE)).collect();
+    let mut timed = timed(setup(), &documents, 6.0);
+    let mut loads = Vec::new();
+    for (number, document) in documents.iter().enumerate() {
+        // Loading 32 tokens takes 12 ms, then 48; computing them takes 34.
+        timed.per_page = if number < 20 { 6.0 } else { 24.0 };
+        let id = number as u64 + 1;
+        timed.machine.arrive(RequestId(id), question(document, 1, 3), 1, "", 0);
+        timed.run(|timed| timed.machine.done.contains_key(&RequestId(id)));
+        let rows = timed.machine.formed.iter().flat_map(|plan| &plan.rows);
+        let sources = rows.filter(|row| row.id == id).find_map(|row| row.sources).unwrap();
+        loads.push(sources.host > 0);
+    }
+    assert!(loads[..20].iter().all(|loads| *loads), "{loads:?}");
+    assert!(loads[40..].iter().all(|loads| !loads), "{loads:?}");
 }

@@ -1,6 +1,6 @@
 //! What a decision costs Core with many waiting requests, all of whose prompts lie in host memory alone and would make
 //! a batch loading-bound, half of them about one document: so a decision looks at everybody, sets all but the head
-//! aside, and fills its batch with those. Then that document is evicted. Core is driven by hand: what it plans is
+//! aside, and fills its batch with those. Then the host's pages are evicted, that document's too. Core is driven by hand: what it plans is
 //! computed, and what it moves is moved, at once and in no time.
 
 use crate::error::{Failure, Outcome};
@@ -33,8 +33,8 @@ const WARM_UP: usize = 20;
 const A_MINUTE: Duration = Duration::from_secs(60);
 
 /// Microseconds of each of `decisions` decisions with `waiting` requests in the queue, one leaving and one coming
-/// before each; then, for each request that the eviction of the shared document concerns, the microseconds until the
-/// queue is up to date. Raises ConfigError, and StorageError if Core does not get into the state that is measured.
+/// before each; then, for each request that the eviction of all documents concerns, the microseconds until that
+/// is done and the queue is up to date. Raises ConfigError, and StorageError if Core does not get into the state that is measured.
 #[pyfunction]
 pub fn measure_decisions(
     py: Python<'_>,
@@ -114,21 +114,21 @@ impl Bench {
         Ok(Bench { core, now: Time::default(), waiting, next: 0, queue: VecDeque::new() })
     }
 
-    fn ask(&mut self, prompt: Vec<Token>, max_new_tokens: usize) -> Outcome<()> {
+    fn ask(&mut self, prompt: Vec<Token>, max_new_tokens: usize, priority: i32) -> Outcome<()> {
         let (id, namespace) = (RequestId(self.next), Namespace::new("", ""));
         self.next += 1;
-        let new = NewRequest { id, namespace, prompt, max_new_tokens, priority: 0, keep: true };
+        let new = NewRequest { id, namespace, prompt, max_new_tokens, priority, keep: true };
         self.now = self.now + Duration::from_nanos(1);
         Ok(self.core.arrived(self.now, new)?)
     }
 
     /// The document that half of them ask about, then one for each of the others; all sink to the host.
     fn fill_host(&mut self) -> Outcome<()> {
-        self.ask(prompt_of(1), 1)?;
+        self.ask(prompt_of(1), 1, 0)?;
         // On its own, so that it is the oldest there.
         self.work()?;
         for number in (0..self.waiting).step_by(2) {
-            self.ask(prompt_of(number), 1)?;
+            self.ask(prompt_of(number), 1, 0)?;
             if self.next.is_multiple_of(u64::from(MAX_RUNNING)) {
                 self.work()?;
             }
@@ -142,9 +142,10 @@ impl Bench {
 
     /// Everyone asks, while a plan for somebody else is being computed, so that no plan is formed meanwhile.
     fn queue_up(&mut self) -> Outcome<()> {
-        self.ask(text(u64::MAX, PAGE_SIZE), 1000)?;
+        self.ask(text(u64::MAX, PAGE_SIZE), 1000, 0)?;
         self.core.tick(self.now)?;
-        for number in 0..self.waiting {
+        // Who shares comes first: the document is then the least recently asked for.
+        for number in (1..self.waiting).step_by(2).chain((0..self.waiting).step_by(2)) {
             self.wait(number)?;
         }
         self.core.next_decision(self.now)?;
@@ -174,33 +175,33 @@ impl Bench {
 
     fn wait(&mut self, number: u64) -> Outcome<()> {
         self.queue.push_back((RequestId(self.next), number));
-        self.ask(prompt_of(number), 1)
+        // The head asks about its own document, or those who share the other would fill the batch at once.
+        self.ask(prompt_of(number), 1, i32::from(number == 0))
     }
 
-    /// One of those in the middle of the queue goes away, and another comes who asks the same.
+    /// One of those who do not share goes away, and another comes who asks the same.
     fn replace_one(&mut self) -> Outcome<()> {
-        let Some((id, number)) = self.queue.remove(self.queue.len() / 2) else { return Ok(()) };
+        // The first of these is the head.
+        let place = (self.waiting / 2 + 1).min(self.waiting - 1) as usize;
+        let Some((id, number)) = self.queue.remove(place) else { return Ok(()) };
         self.core.aborted(self.now, id)?;
         self.wait(number)
     }
 
-    /// The shared document, which is the oldest, has to go.
+    /// The host has to give up all but a page: the shared document goes, and those of the others.
     fn evict(&mut self) -> Outcome<f64> {
-        let pages =
-            self.core.stats().tiers[TierId::HOST.index()].resident.saturating_sub(SHARED_PAGES as u32);
         let (reply, answer) = bounded(1);
-        self.core.resize(self.now + A_MINUTE, TierId::HOST, pages, reply);
+        self.core.resize(self.now + A_MINUTE, TierId::HOST, 1, reply);
         let begun = Instant::now();
         self.core.tick(self.now)?;
         self.core.refresh_queue()?;
         let span = begun.elapsed();
         self.expect_answer(&answer)?;
-        let concerned = self.core.queue().iter().filter(|waiting| waiting.load_tokens() == 0).count() as u64;
-        if concerned < self.waiting / 2 {
-            return Err(unready(format!(
-                "the eviction concerned {concerned} of {} requests",
-                self.waiting / 2
-            )));
+        let whole = (OWN_PAGES * PAGE_SIZE) as u32;
+        let concerned =
+            self.core.queue().iter().filter(|waiting| waiting.load_tokens() < whole).count() as u64;
+        if concerned < self.waiting {
+            return Err(unready(format!("the eviction concerned {concerned} of {} requests", self.waiting)));
         }
         Ok(micros(span) / concerned as f64)
     }

@@ -9,6 +9,8 @@
     clippy::field_reassign_with_default
 )]
 
+pub mod timed;
+
 use crossbeam_channel::{bounded, Receiver};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
