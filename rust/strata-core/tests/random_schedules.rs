@@ -238,7 +238,6 @@ fn every_stream_equals_the_oracle() {
 
 /// Equal inputs give equal decisions: nothing depends on the order in which a hash map is walked.
 #[test]
-#[ignore = "some transfers are still begun in the order of a hash set"]
 fn equal_schedules_give_equal_plans() {
     let config =
         ProptestConfig { cases: cases() / 8, failure_persistence: None, ..ProptestConfig::default() };
