@@ -63,6 +63,21 @@ SHAPES = [
     Shape("no patience for the disk", settings={"prefetch_policy": "timeout", "prefetch_timeout_s": 0.0}),
     Shape("exactly one request", device_share=1.0),
     Shape("room for five", device_share=5.0),
+    *(
+        Shape(
+            f"{policy}, room for three", device_share=3.0, settings={"policy": policy, "deferral_tokens": 5}
+        )
+        for policy in ("fcfs", "lpm", "static", "adaptive")
+    ),
+    Shape(
+        "adaptive, slow link, short gaps",
+        device_share=5.0,
+        settings={"copy_bandwidth": 3_000_000, "deferral_tokens": 5, "max_decode_stall_ms": 5},
+    ),
+    Shape(
+        "static without its parts",
+        settings={"policy": "static", "scheduler_off": "defer,balance,bundles,bubbles"},
+    ),
 ]
 
 

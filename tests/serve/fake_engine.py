@@ -23,6 +23,7 @@ from strata.engine.api import (
     TierReport,
     TokenSources,
     Usage,
+    WaitingReport,
 )
 from strata.errors import CapacityError, RequestError, StorageError, StrataError
 
@@ -156,8 +157,18 @@ class FakeEngine:
             TierReport("disk", True, 10 * GIB, GIB // 2, 4096, 12000, "2 threads"),
         ]
 
+    def waiting(self) -> list[WaitingReport]:
+        return [
+            WaitingReport(
+                7, 1.5, "deferred: request 6 computes 290 of its tokens; it goes on its own in 90 ms"
+            )
+        ]
+
     def stats(self) -> dict[str, float]:
         return {
+            "deferrals": 2,
+            "deferred_ns": 1_500_000_000,
+            "set_aside_rounds": 4,
             "prompt_tokens_device": 100,
             "prompt_tokens_disk": 3984,
             "prompt_tokens_computed": 28,

@@ -66,6 +66,14 @@ def test_metrics_are_readable_and_agree_with_the_engine(serve: Callable[..., Run
     assert value("strata_http_requests_total", route="other", status="404") == 1
 
 
+def test_scheduler_says_why_each_request_waits(served: RunningServer) -> None:
+    body = served.http.get("/scheduler").json()
+    (waiting,) = body["waiting"]
+    assert waiting["request_id"] == 7 and waiting["waited_s"] == 1.5
+    assert waiting["why"].startswith("deferred: request 6 computes 290")
+    assert body["counters"]["deferred_s"] == 1.5 and body["counters"]["set_aside"] == 4
+
+
 def test_cache(served: RunningServer) -> None:
     body = served.http.get("/cache").json()
     assert list(body["tiers"]) == ["device", "host", "disk"]
@@ -121,7 +129,13 @@ def test_resizing_to_nonsense_is_refused(served: RunningServer, body: dict[str, 
 
 def test_the_openapi_document_is_complete(served: RunningServer) -> None:
     paths = served.http.get("/openapi.json").json()["paths"]
-    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/health", "/metrics", "/cache"} <= set(
-        paths
-    )
+    assert {
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/models",
+        "/health",
+        "/metrics",
+        "/cache",
+        "/scheduler",
+    } <= set(paths)
     assert "requestBody" in paths["/v1/completions"]["post"]

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "time to first token of questions over long documents, from every tier",
     ),
     "tree": ("strata.bench.tree", "match and insert of the prefix tree beside memcmp and memcpy"),
+    "sched": ("strata.bench.sched", "decisions of the scheduler with many requests waiting"),
     "copy": ("strata.bench.copy_command", "copies between the pools' layouts beside memcpy"),
     "disk": ("strata.bench.disk_command", "reads and writes of the disk tier beside fio"),
     "tiers": (

@@ -77,6 +77,11 @@ def seconds(doc: str, least: float, most: float) -> dict[str, Any]:
     return {KNOB: Knob(doc, float, f"seconds from {least:g} to {most:g}", least, most)}
 
 
+def number(doc: str, least: float, most: float) -> dict[str, Any]:
+    """Metadata of a setting that takes a number from `least` to `most`."""
+    return {KNOB: Knob(doc, float, f"a number from {least:g} to {most:g}", least, most)}
+
+
 def fraction(doc: str) -> dict[str, Any]:
     """Metadata of a setting that takes a part of something, from 0 to 1."""
     return {KNOB: Knob(doc, float, "a part from 0 to 1", 0.0, 1.0)}

@@ -17,6 +17,7 @@ from strata.config.knobs import (
     flag_of,
     format_size,
     fraction,
+    number,
     path,
     seconds,
     size,
@@ -190,7 +191,54 @@ class CacheOptions:
 class SchedulerOptions:
     """How waiting requests become batches."""
 
-    policy: str = field(default="fcfs", metadata=choice("order of waiting requests", "fcfs"))
+    policy: str = field(
+        default="adaptive",
+        metadata=choice(
+            "how waiting requests become batches: adaptive and static balance loads against compute (by predicted "
+            "times, or by --load-ratio), lpm takes the longest cached prefix first, fcfs the first come",
+            "adaptive",
+            "static",
+            "lpm",
+            "fcfs",
+        ),
+    )
+    scheduler_off: str = field(
+        default="",
+        metadata=text(
+            "parts of adaptive and static to turn off, with commas between: defer, balance, bundles, bubbles, "
+            "early-loads"
+        ),
+    )
+    deferral_tokens: int = field(
+        default=100,
+        metadata=count("a request waits for another that computes more of its prompt than this", 0, 1 << 30),
+    )
+    deferral_factor: float = field(
+        default=2.0,
+        metadata=number(
+            "such a wait lasts at most this many times what computing that part itself would take, from each news on",
+            0.0,
+            1000.0,
+        ),
+    )
+    load_ratio: float = field(
+        default=100.0,
+        metadata=number("static: loaded tokens that one computed token hides", 0.0, 1e9),
+    )
+    early_share: float = field(
+        default=0.25, metadata=fraction("part of the device tier that loads for waiting requests may take")
+    )
+    max_wait_s: float = field(
+        default=60.0, metadata=seconds("whoever has waited longer goes before any priority", 0.0, 86400.0)
+    )
+    max_decode_stall_ms: int = field(
+        default=1000,
+        metadata=count(
+            "longest predicted gap between two tokens of a running stream while prompts are computed; 0: no bound",
+            0,
+            3_600_000,
+        ),
+    )
     batch_tokens: int = field(
         default=512, metadata=count("most prompt tokens computed in one step", 1, 1 << 20)
     )

@@ -130,6 +130,15 @@ class Health:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class WaitingReport:
+    """A request in the queue: its number, the seconds since it was submitted, and why it waits, in a sentence."""
+
+    request_id: int
+    waited_s: float
+    why: str
+
+
 class EngineProtocol(Protocol):
     """What the server needs. `strata.engine.Engine` implements it; tests use a fake."""
 
@@ -146,6 +155,9 @@ class EngineProtocol(Protocol):
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by flat name, e.g. `prompt_tokens_device`, `load_bytes`, `running`, `waiting`."""
+
+    def waiting(self) -> list[WaitingReport]:
+        """Why each waiting request waits, in the order in which they would go."""
 
     def check(self) -> bool:
         """Proves that tree, pools and pins agree; raises StorageError with what does not. True if the engine was

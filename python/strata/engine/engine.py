@@ -28,6 +28,7 @@ from strata.engine.api import (
     SamplingParams,
     TierReport,
     TokenSources,
+    WaitingReport,
 )
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
 from strata.engine.runtime_options import PoolSizes, runtime_options
@@ -342,6 +343,10 @@ class Engine:
             problems.append(f"the disk tier is off: {problem}")
         ready = self._is_alive() and self._warm.is_set() and not self._draining
         return Health(self._is_alive(), ready, tuple(problems))
+
+    def waiting(self) -> list[WaitingReport]:
+        """Why each waiting request waits, in the order in which they would go."""
+        return [WaitingReport(*each) for each in self._runtime.explain()]
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges by flat name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from strata.config import parse_size
-from strata.engine.api import TIERS, TierReport
+from strata.engine.api import TIERS, TierReport, WaitingReport
 from strata.serve.errors import ApiError
 from strata.serve.protocol import AttachBody, DemoteBody, ResizeBody
 from strata.serve.service import Service
@@ -42,6 +43,25 @@ def cache_body(tiers: list[TierReport], stats: dict[str, float]) -> dict[str, An
             "off_reason": tier.off_reason,
         }
     return {"tiers": body, "computed_tokens": int(stats.get("prompt_tokens_computed", 0)), "stats": stats}
+
+
+def scheduler_body(waiting: list[WaitingReport], stats: dict[str, float]) -> dict[str, Any]:
+    """What `/scheduler` says: a sentence for each waiting request, in the order in which they would go, and counters.
+    `deferred` to `taken_over` count once a decision and request; `deferrals` and `deferred_s` what has ended."""
+    names = {
+        "running": "running",
+        "held": "held",
+        "deferred": "deferred_rounds",
+        "set_aside": "set_aside_rounds",
+        "aged": "aged_requests",
+        "taken_over": "taken_over_requests",
+        "early_loads": "early_loads",
+        "deferrals": "deferrals",
+        "preemptions": "preemptions",
+    }
+    counters: dict[str, float] = {name: int(stats.get(entry, 0)) for name, entry in names.items()}
+    counters["deferred_s"] = stats.get("deferred_ns", 0) / 1e9
+    return {"waiting": [asdict(each) for each in waiting], "counters": counters}
 
 
 def admin_router(service: Service) -> APIRouter:
@@ -89,6 +109,12 @@ def admin_router(service: Service) -> APIRouter:
     async def cache() -> dict[str, Any]:
         """What each tier holds and did."""
         return await service.call(lambda: cache_body(engine.tiers(), engine.stats()))
+
+    @router.get("/scheduler")
+    async def scheduler() -> dict[str, Any]:
+        """Who waits and why, and what the scheduler did so far."""
+        waiting, stats = await service.call(lambda: (engine.waiting(), engine.stats()))
+        return scheduler_body(waiting, stats)
 
     @router.post("/cache/flush")
     async def flush() -> dict[str, Any]:

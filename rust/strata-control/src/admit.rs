@@ -46,9 +46,9 @@ pub struct Prefetch {
 }
 
 /// A run of hit pages that no load brings yet.
-struct ToLoad {
-    first_page: u32,
-    host: Vec<PageId>,
+pub(crate) struct ToLoad {
+    pub first_page: u32,
+    pub host: Vec<PageId>,
 }
 
 impl CacheController {
@@ -56,29 +56,6 @@ impl CacheController {
     pub fn lookup(&self, namespace: &Namespace, tokens: &[Token]) -> Result<MatchResult, ControlError> {
         let pages = self.whole_pages(tokens.len());
         Ok(self.tree.match_prefix(namespace, self.config.group, self.head(tokens, pages))?)
-    }
-
-    /// A request that will compute these tokens: whole pages that no tier holds and nobody else owns are known by
-    /// its name from now on, so that others can see what is coming.
-    pub fn claim(
-        &mut self,
-        request: RequestId,
-        namespace: &Namespace,
-        tokens: &[Token],
-    ) -> Result<(), ControlError> {
-        self.tree.claim(namespace, tokens, request)?;
-        Ok(())
-    }
-
-    /// The request has begun to compute what it claimed.
-    pub fn begin_claimed(&mut self, request: RequestId) {
-        self.tree.start(request);
-    }
-
-    /// The request will not publish the rest of what it claimed.
-    pub fn give_up_claim(&mut self, request: RequestId) -> Result<(), ControlError> {
-        self.tree.release(request, |_| None)?;
-        Ok(())
     }
 
     /// Pins what is cached of the first `usable` pages, starts the loads and reserves the rest up to `total`
@@ -99,6 +76,8 @@ impl CacheController {
         let (mut pages, sources, runs, mut loads) = self.cut(&found, allow_loads);
         let hit = pages.len() as u32;
         let pin = self.pin(namespace, tokens, hit, TierId::DEVICE)?;
+        // Room on the device may be made by backups, which make room on the host: not of what is to be loaded.
+        let sources_pin = self.pin(namespace, tokens, hit, TierId::HOST)?;
         let to_load: u32 = runs.iter().map(|run| run.host.len() as u32).sum();
         let mut fresh = Vec::new();
         let wanted = to_load + total - hit;
@@ -106,6 +85,7 @@ impl CacheController {
         if self.available(TierId::DEVICE) < wanted + headroom
             || !self.reserve(TierId::DEVICE, wanted, &mut fresh)?
         {
+            self.unpin(sources_pin)?;
             self.unpin(pin)?;
             return Ok(None);
         }
@@ -121,6 +101,7 @@ impl CacheController {
             let path = Arc::from(self.head(tokens, end));
             loads.push(self.start(Plan::new(TransferKind::Load, *namespace, path, run.first_page, moves))?.0);
         }
+        self.unpin(sources_pin)?;
         let tickets = self.join(request, &loads);
         self.holds.insert(request, self.next_hold);
         self.next_hold += 1;
@@ -135,7 +116,7 @@ impl CacheController {
     }
 
     /// The usable prefix of a match: a page table with holes for the pages to load, and those pages in runs.
-    fn cut(
+    pub(crate) fn cut(
         &self,
         found: &MatchResult,
         allow_loads: bool,

@@ -342,10 +342,12 @@ impl CacheController {
             inserted => inserted?,
         };
         let refused: HashSet<PageId> = inserted.duplicates.iter().map(|(_, slot)| *slot).collect();
-        for slot in slots.iter().filter(|slot| !refused.contains(slot)) {
-            self.pools[tier.index()].commit(*slot)?;
+        let (refused, taken): (Vec<PageId>, Vec<PageId>) =
+            slots.iter().partition(|slot| refused.contains(slot));
+        for slot in taken {
+            self.pools[tier.index()].commit(slot)?;
         }
-        Ok((Some(inserted.handle), refused.into_iter().collect()))
+        Ok((Some(inserted.handle), refused))
     }
 
     /// Pins the first `pages` pages of a sequence in a tier.

@@ -19,6 +19,7 @@ mod settle;
 mod stats;
 mod tiers;
 mod transfer;
+mod watching;
 mod write;
 
 pub use admit::{Admitted, PageSource, Prefetch};

@@ -180,7 +180,7 @@ impl CacheController {
     }
 
     /// Starts first legs in order, as far as staging has places.
-    pub(crate) fn pump_relays(&mut self) -> Result<(), ControlError> {
+    pub fn pump_relays(&mut self) -> Result<(), ControlError> {
         while let Some(relay) = self.relays.queue.pop_front() {
             let mut staged = Vec::new();
             if !self.pools[TierId::HOST.index()].reserve(relay.moves.len() as u32, &mut staged) {

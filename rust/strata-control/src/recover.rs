@@ -4,7 +4,7 @@
 
 use crate::controller::CacheController;
 use crate::ControlError;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use strata_radix::{Handle, RadixError};
 use strata_tier::PageState;
@@ -39,8 +39,15 @@ impl Recovery {
     pub fn flush(&mut self) -> Vec<PageId> {
         self.waiting = 0;
         self.flushed = true;
-        self.orphans.drain().flat_map(|(_, waiting)| waiting).map(|(page, _)| page).collect()
+        pages_of(std::mem::take(&mut self.orphans))
     }
+}
+
+/// The pages of records, in order.
+fn pages_of(orphans: HashMap<PageKey, Vec<(PageId, PageRecord)>>) -> Vec<PageId> {
+    let mut pages: Vec<PageId> = orphans.into_values().flatten().map(|(page, _)| page).collect();
+    pages.sort_unstable();
+    pages
 }
 
 impl CacheController {
@@ -61,7 +68,7 @@ impl CacheController {
             self.recovery.flushed = !last;
             return Ok(0);
         }
-        let mut starts = HashSet::new();
+        let mut starts = BTreeSet::new();
         let mut waits = HashSet::new();
         for (page, record) in found {
             if !self.is_sound(page, &record) || recovery.waiting >= MOST_ORPHANS {
@@ -87,7 +94,7 @@ impl CacheController {
             taken += self.take_in(&mut recovery, parent, tokens)?;
         }
         if last {
-            for (page, _) in recovery.orphans.into_values().flatten() {
+            for page in pages_of(recovery.orphans) {
                 self.offer(page.0..page.0 + 1);
             }
         } else {

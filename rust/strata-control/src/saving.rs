@@ -22,6 +22,8 @@ pub(crate) struct Saving {
     moved: Time,
 }
 
+/// Within so many times patience a wait is the same one.
+const ASKED_AGAIN: u32 = 4;
 /// For so many times as long as patience nobody waits after it has ended.
 const PAUSE: u32 = 16;
 
@@ -93,9 +95,9 @@ impl CacheController {
             saving.waiting = None;
             return Ok(false);
         }
-        // Whoever waited before may have gone without asking again.
-        let since =
-            saving.waiting.filter(|(_, asked)| now.since(*asked) < patience).map_or(now, |wait| wait.0);
+        // Whoever waited before may have gone without asking again; whoever waits asks again when patience ends.
+        let asked_again = |wait: &(Time, Time)| now.since(wait.1) < patience * ASKED_AGAIN;
+        let since = saving.waiting.filter(asked_again).map_or(now, |wait| wait.0);
         saving.waiting = Some((since, now));
         if now.since(since) >= patience {
             saving.resumes = now + patience * PAUSE;

@@ -34,7 +34,9 @@ impl CacheController {
         let pages = self.config.pages[tier.index()];
         let gone = self.tree.evict_slots(self.config.group, tier, pages)?;
         self.stats.evicted[tier.index()] += gone.iter().filter(|copy| copy.tier == tier).count() as u64;
-        self.take_back(&gone)
+        self.take_back(&gone)?;
+        // Staging may have been full of pages of a host tier that is gone.
+        self.pump_relays()
     }
 
     /// Whether a tier has pages beyond its size. A host tier that is gone has none, though its staging pages are left.
@@ -56,8 +58,7 @@ impl CacheController {
                 self.shrink(tier)?;
             }
         }
-        // Staging may have been full of pages of a host tier that is gone.
-        self.pump_relays()
+        Ok(())
     }
 
     /// When `keep_shrinking` has to be called again.

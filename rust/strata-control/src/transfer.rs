@@ -134,7 +134,9 @@ impl TransferTable {
     /// The transfers of some kinds.
     pub fn of_kinds(&self, kinds: &[TransferKind]) -> Vec<TransferId> {
         let found = self.transfers.iter().filter(|(_, transfer)| kinds.contains(&transfer.kind));
-        found.map(|(id, _)| *id).collect()
+        let mut found: Vec<TransferId> = found.map(|(id, _)| *id).collect();
+        found.sort_unstable();
+        found
     }
 
     pub fn count(&self, kind: TransferKind) -> usize {

@@ -2,16 +2,13 @@
 
 use crate::core::{Core, BLOCKED};
 use crate::plan::RefusalKind;
+use crate::prefetch::count_recomputed;
 use crate::request::{Admission, Phase, Request, Running, Sources};
 use crate::CoreError;
 use std::ops::Range;
 use strata_control::PageSource;
 use strata_radix::MatchResult;
-use strata_sched::{Need, Waiting};
 use strata_types::{RequestId, TierId};
-
-/// Waiting requests that a decision looks at. Under first come, first served nobody behind these can go anyway.
-const LOOK_AHEAD: usize = 64;
 
 impl Core {
     /// Gives a waiting request its pages. False if the device has no room now; then nothing has changed.
@@ -23,19 +20,19 @@ impl Core {
         let tokens = &request.tokens;
         let found = self.control.lookup(&request.namespace, &tokens[..usable as usize * page_size])?;
         let (pages, loads) = to_load(&found);
-        let pays = self.loading_pays(pages.clone(), loads);
-        let allow_loads = !request.loads_failed && pays;
+        let allow_loads = !request.loads_failed && self.loading_pays(pages, loads);
         let headroom = self.running.len() as u32;
+        let takes_over = self.takes_over(id);
         let admitted =
             self.control.admit(id, &request.namespace, tokens, usable, total, allow_loads, headroom)?;
         let Some(admitted) = admitted else { return Ok(false) };
-        let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
-        if !pays {
-            self.stats.recomputed_tokens[TierId::HOST.index()] +=
-                u64::from(pages.end - pages.start) * page_size as u64;
+        if takes_over {
+            self.control.take_over(id)?;
         }
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
         let sources = sources(request, &admitted.sources, page_size);
         let hit = admitted.sources.len();
+        count_recomputed(&mut self.stats.recomputed_tokens, &found, hit, page_size);
         request.phase = Phase::Running(Box::new(Running {
             pin: admitted.pin,
             pages: admitted.pages,
@@ -48,6 +45,8 @@ impl Core {
             samples_due: 0,
             outstanding: 0,
             admission: Some(Admission { sources, preemptions: request.preemptions }),
+            since: self.now,
+            progress: self.now,
         }));
         if !request.sources_told {
             request.sources_told = true;
@@ -57,7 +56,7 @@ impl Core {
             }
         }
         self.stats.admissions += 1;
-        self.queue.retain(|queued| *queued != id);
+        self.leave_queue(id);
         self.running.push(id);
         self.end_prefetch(id)?;
         Ok(true)
@@ -67,16 +66,25 @@ impl Core {
     /// must not lose the pages before them, and without a host tier its own, which lands where it needs room itself.
     pub(crate) fn admit_alone(&mut self, id: RequestId) -> Result<bool, CoreError> {
         let own = (!self.control.is_staged()).then_some(id);
-        Ok(self.running.is_empty() && self.end_prefetches(0, own)? && self.admit(id)?)
+        Ok(self.running.is_empty() && self.end_prefetches(None, own)? && self.admit(id)?)
     }
 
-    /// Ends the prefetches of all but one who wait from this place in the queue on; they may begin again later. What
-    /// has arrived stays cached. False if there are none.
-    pub(crate) fn end_prefetches(&mut self, from: usize, but: Option<RequestId>) -> Result<bool, CoreError> {
-        let prefetching = |id: &&RequestId| {
-            Some(**id) != but && self.requests.get(id).is_some_and(|request| request.prefetch.is_some())
-        };
-        let ended: Vec<RequestId> = self.queue.iter().skip(from).filter(prefetching).copied().collect();
+    /// Whether a waiting request goes although others were to compute a part of its prompt: it does so itself.
+    fn takes_over(&self, id: RequestId) -> bool {
+        let transient = self.queue.get(id).map_or(0, |waiting| waiting.standing.need.transient);
+        self.policy.deferral_threshold().is_some_and(|most| transient > most)
+    }
+
+    /// Ends the prefetches of all but one who wait, those before `from` left out; they may begin again later. What has
+    /// arrived stays cached. False if there are none.
+    pub(crate) fn end_prefetches(
+        &mut self,
+        from: Option<RequestId>,
+        but: Option<RequestId>,
+    ) -> Result<bool, CoreError> {
+        let concerned =
+            |id: &RequestId| Some(*id) != but && !from.is_some_and(|from| self.queue.before(*id, from));
+        let ended: Vec<RequestId> = self.prefetching.iter().copied().filter(concerned).collect();
         for id in &ended {
             self.end_prefetch(*id)?;
             self.to_prefetch.insert(*id);
@@ -84,11 +92,9 @@ impl Core {
         Ok(!ended.is_empty())
     }
 
-    /// The place in the queue of the first who could go now.
-    fn next_to_go(&self) -> Option<usize> {
-        self.queue
-            .iter()
-            .position(|id| self.requests.get(id).is_some_and(|request| request.held_until().is_none()))
+    /// The first who could go now.
+    fn next_to_go(&self) -> Option<RequestId> {
+        self.queue.iter().find(|waiting| !waiting.held).map(|waiting| waiting.id)
     }
 
     /// Nothing runs, and the policy finds room for nobody: without a host tier, what the next to go and those behind it
@@ -96,7 +102,7 @@ impl Core {
     pub(crate) fn make_way(&mut self) -> Result<bool, CoreError> {
         let idle = self.running.is_empty() && self.plans.is_empty();
         match self.next_to_go().filter(|_| idle && self.control.is_staged()) {
-            Some(place) => self.end_prefetches(place, None),
+            Some(next) => self.end_prefetches(Some(next), None),
             None => Ok(false),
         }
     }
@@ -105,7 +111,7 @@ impl Core {
     /// ends keeps it, and everyone behind would wait for ever too. True if somebody was refused.
     pub(crate) fn refuse_blocked(&mut self) -> Result<bool, CoreError> {
         let idle = self.running.is_empty() && self.plans.is_empty();
-        let Some(place) = self.next_to_go().filter(|_| idle) else {
+        let Some(id) = self.next_to_go().filter(|_| idle) else {
             self.blocked = None;
             return Ok(false);
         };
@@ -114,7 +120,7 @@ impl Core {
             return Ok(false);
         }
         self.blocked = None;
-        let (id, device) = (self.queue[place], self.control.tier_stats(TierId::DEVICE));
+        let device = self.control.tier_stats(TierId::DEVICE);
         let reason = format!(
             "no room on the device for {} s although nothing runs: {} of its {} pages are kept by transfers that do \
              not end (does the disk hang?): try again later",
@@ -124,26 +130,6 @@ impl Core {
         );
         self.give_up(id, RefusalKind::Busy, reason)?;
         Ok(true)
-    }
-
-    /// The queue as the policy sees it.
-    pub(crate) fn waiting(&self) -> Result<Vec<Waiting>, CoreError> {
-        let mut view = Vec::new();
-        for id in self.queue.iter().take(LOOK_AHEAD) {
-            let Some(request) = self.requests.get(id) else { continue };
-            let usable = self.usable_pages(request) as usize * self.page_size();
-            let found = self.control.lookup(&request.namespace, &request.tokens[..usable])?;
-            let total = request.tokens.len().div_ceil(self.page_size()) as u32;
-            view.push(Waiting {
-                id: *id,
-                arrived: request.arrived,
-                priority: request.priority,
-                need: need(request, &found, self.page_size() as u32),
-                pages: total - found.prefix(TierId::DEVICE).len() as u32,
-                held: request.held_until().is_some(),
-            });
-        }
-        Ok(view)
     }
 }
 
@@ -157,35 +143,18 @@ fn to_load(found: &MatchResult) -> (Range<u32>, u32) {
     (first..hit, (first..hit).filter(|page| !on_device(page)).count() as u32)
 }
 
-/// Splits a prompt's tokens by where they are.
-fn need(request: &Request, found: &MatchResult, page_size: u32) -> Need {
-    let mut need = Need::default();
-    for (pages, tier) in found.fastest() {
-        let tokens = (pages.end - pages.start) * page_size;
-        match tier {
-            TierId::DEVICE => need.device += tokens,
-            TierId::HOST => need.host += tokens,
-            _ => need.disk += tokens,
-        }
-    }
-    let foreign = found.transient.iter().filter(|run| run.owner != request.id);
-    need.transient = foreign.map(|run| (run.pages.end - run.pages.start) * page_size).sum();
-    let elsewhere = need.device + need.host + need.disk + need.transient;
-    need.compute = (request.tokens.len() as u32).saturating_sub(elsewhere);
-    need
-}
-
 /// Where the prompt's tokens came from. After a preemption the hit may reach past the prompt: that part is not its.
 fn sources(request: &Request, hit: &[PageSource], page_size: usize) -> Sources {
     let mut sources = Sources::default();
+    let loaded_early = |page: u32| request.loaded_early.iter().any(|run| run.contains(&page));
     let mut left = request.prompt;
     for (page, source) in hit.iter().enumerate() {
         let tokens = page_size.min(left);
         left -= tokens;
         match source {
             _ if request.from_disk.contains(&(page as u32)) => sources.disk += tokens,
-            PageSource::Host => sources.host += tokens,
-            PageSource::Device => sources.device += tokens,
+            PageSource::Device if !loaded_early(page as u32) => sources.device += tokens,
+            PageSource::Device | PageSource::Host => sources.host += tokens,
         }
     }
     sources.computed = left;

@@ -25,4 +25,8 @@ pub struct CoreConfig {
     pub costs: CostPrior,
     /// Load what the host holds even where computing it is predicted to be quicker.
     pub always_loads: bool,
+    /// The part of the device that early loads may take for requests that wait, 0 to 1.
+    pub early_share: f64,
+    /// How many times what computing its missing part would take a follower waits for news of its owner.
+    pub deferral_factor: f64,
 }

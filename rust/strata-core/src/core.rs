@@ -8,12 +8,11 @@ use crate::prefetch::PrefetchPolicy;
 use crate::request::{Ending, NewRequest, Phase, Request};
 use crate::stats::CoreStats;
 use crate::CoreError;
-use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 use strata_control::{CacheController, ControlAction, Effect};
 use strata_sched::cost::StepShape;
-use strata_sched::{Limits, Policy};
+use strata_sched::{Limits, Policy, Queue};
 use strata_types::{PlanId, RequestId, TierId, Time, TransferCompletion, TransferError, TransferId};
 
 /// How long the next to go waits for room while nothing runs and no transfer ends, before it is refused.
@@ -33,7 +32,17 @@ pub struct Core {
     pub(crate) now: Time,
     pub(crate) requests: HashMap<RequestId, Request>,
     /// Waiting requests, in the order in which they go.
-    pub(crate) queue: VecDeque<RequestId>,
+    pub(crate) queue: Queue,
+    /// Requests that have a prefetch.
+    pub(crate) prefetching: BTreeSet<RequestId>,
+    /// Waiting requests whose load was begun, with the device pages that it takes.
+    pub(crate) early: HashMap<RequestId, u32>,
+    pub(crate) early_share: f64,
+    pub(crate) deferral_factor: f64,
+    /// When the first of those deferred may go on its own.
+    pub(crate) deferred_until: Option<Time>,
+    /// What the prefill steps planned since the last decode step will take.
+    pub(crate) decode_gap: Duration,
     /// Running requests, in order of admission.
     pub(crate) running: Vec<RequestId>,
     /// Outstanding plans, the oldest first.
@@ -58,6 +67,7 @@ impl Core {
     pub fn new(config: CoreConfig) -> Result<Core, CoreError> {
         Ok(Core {
             control: CacheController::new(config.control)?,
+            queue: Queue::new(config.policy.deferral_threshold()),
             policy: config.policy,
             limits: config.limits,
             outstanding_plans: config.outstanding_plans.clamp(1, 2),
@@ -68,7 +78,12 @@ impl Core {
             always_loads: config.always_loads,
             now: Time::default(),
             requests: HashMap::new(),
-            queue: VecDeque::new(),
+            prefetching: BTreeSet::new(),
+            early: HashMap::new(),
+            early_share: config.early_share.clamp(0.0, 1.0),
+            deferral_factor: config.deferral_factor.max(0.0),
+            deferred_until: None,
+            decode_gap: Duration::ZERO,
             running: Vec::new(),
             plans: VecDeque::new(),
             next_plan: 0,
@@ -117,23 +132,10 @@ impl Core {
             return Ok(());
         }
         let id = new.id;
-        let request = Request::new(new, now);
-        if request.keep {
-            self.control.claim(id, &request.namespace, &request.tokens)?;
-        }
-        self.requests.insert(id, request);
-        self.enqueue(id);
+        self.requests.insert(id, Request::new(new, now));
+        self.enqueue(id)?;
         self.to_prefetch.insert(id);
         Ok(())
-    }
-
-    /// Into the queue: before lower priorities, and before everyone of its own who came later.
-    pub(crate) fn enqueue(&mut self, id: RequestId) {
-        let key = |request: &Request| (Reverse(request.priority), request.arrived, request.id);
-        let Some(own) = self.requests.get(&id).map(key) else { return };
-        let later = |queued: &RequestId| self.requests.get(queued).is_some_and(|other| key(other) > own);
-        let place = self.queue.iter().position(later).unwrap_or(self.queue.len());
-        self.queue.insert(place, id);
     }
 
     fn refusal(&self, new: &NewRequest) -> Option<Refusal> {
@@ -177,10 +179,16 @@ impl Core {
 
     /// Refuses those who wait and, now that the device has shrunk, can never fit. Who runs may go on.
     pub(crate) fn refuse_unfit(&mut self) -> Result<(), CoreError> {
-        for id in self.queue.clone() {
+        for id in self.in_queue(|_| true) {
             self.refuse_if_unfit(id)?;
         }
         Ok(())
+    }
+
+    /// Those in the queue whose request is like this, in order.
+    pub(crate) fn in_queue(&self, like: impl Fn(&Request) -> bool) -> Vec<RequestId> {
+        let ids = self.queue.iter().map(|waiting| waiting.id);
+        ids.filter(|id| self.requests.get(id).is_some_and(&like)).collect()
     }
 
     /// As `refuse_unfit`, for one who waits.
@@ -326,7 +334,7 @@ impl Core {
                     }
                 }
                 Effect::LoadFailed { transfer, users } => {
-                    for id in users {
+                    for id in in_order(users) {
                         let Some(request) = self.requests.get_mut(&id) else { continue };
                         request.loads_failed = true;
                         request.ending.get_or_insert(Ending::Requeue);
@@ -357,17 +365,20 @@ impl Core {
             // for the next plan. Each prefetch ends but once.
             let goes_on = std::mem::take(&mut self.gave_back) && !self.maintenance.is_empty();
             if !goes_on && !self.control.has_effects() {
-                return Ok(());
+                // Staging may have been full of pages of a host tier that is gone.
+                return Ok(self.control.pump_relays()?);
             }
         }
     }
 
     /// When `tick` has to be called next, if nothing happens before.
     pub fn next_deadline(&self) -> Option<Time> {
-        let holds = self.requests.values().filter_map(Request::held_until);
+        let holds = self.prefetching.iter().filter_map(|id| self.requests.get(id)?.held_until());
         let maintenance = self.maintenance.iter().map(|work| work.deadline);
         let blocked = self.blocked.map(|since| since + BLOCKED);
-        holds.chain(maintenance).chain(blocked).chain(self.control.next_deadline()).min()
+        // Once it has passed, the next decision knows.
+        let deferred = self.deferred_until.filter(|until| *until > self.now);
+        holds.chain(maintenance).chain(blocked).chain(deferred).chain(self.control.next_deadline()).min()
     }
 
     /// Whether nothing waits, runs or moves.
@@ -378,10 +389,15 @@ impl Core {
     /// Proves that tree, pools and requests agree; when idle, that nothing is pinned or reserved.
     pub fn check(&self) -> Result<(), CoreError> {
         self.control.check(self.is_idle())?;
-        let queued = self.queue.iter().filter(|id| self.requests.contains_key(id)).count();
+        let queued = self.in_queue(|request| matches!(request.phase, Phase::Waiting)).len();
         if queued != self.queue.len() || queued + self.running.len() != self.requests.len() {
             let counts = (self.queue.len(), self.running.len(), self.requests.len());
             return Err(CoreError::Protocol(format!("queue, running and all requests disagree: {counts:?}")));
+        }
+        let watchers = self.control.watchers();
+        if watchers != self.queue.len() || self.early.keys().any(|id| self.queue.get(*id).is_none()) {
+            let counts = (watchers, self.queue.len(), self.early.len());
+            return Err(CoreError::Protocol(format!("watchers, queue and early loads disagree: {counts:?}")));
         }
         for id in &self.running {
             if !self.requests.get(id).is_some_and(|request| matches!(request.phase, Phase::Running(_))) {
@@ -395,7 +411,8 @@ impl Core {
     pub fn stats(&self) -> CoreStats {
         let mut stats = self.stats.clone();
         stats.waiting = self.queue.len();
-        stats.held = self.requests.values().filter(|request| request.held_until().is_some()).count();
+        stats.held = self.queue.iter().filter(|waiting| waiting.held).count();
+        (stats.deferrals, stats.deferral) = (self.queue.deferrals, self.queue.deferral);
         stats.running = self.running.len();
         stats.costs = Some(self.costs.report());
         stats.control = self.control.stats().clone();
@@ -403,4 +420,9 @@ impl Core {
         stats.transfers_in_flight = self.control.transfers_in_flight();
         stats
     }
+}
+
+/// Sets have an order of their own in each process; what is done must not depend on it.
+pub(crate) fn in_order<T: Ord>(set: impl IntoIterator<Item = T>) -> BTreeSet<T> {
+    set.into_iter().collect()
 }

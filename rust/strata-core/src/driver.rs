@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::maintenance::MaintenanceReport;
 use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure, StepTime};
 use crate::request::NewRequest;
-use crate::stats::CoreStats;
+use crate::stats::{CoreStats, WaitingReport};
 use crate::CoreError;
 use crossbeam_channel::{
     bounded, select, Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError,
@@ -93,6 +93,7 @@ enum Command {
     Measured(usize, Duration),
     Check(Sender<Result<bool, String>>),
     Stats(Sender<CoreStats>),
+    Explain(Sender<Vec<WaitingReport>>),
     Stop,
 }
 
@@ -219,6 +220,11 @@ impl DriverHandle {
     /// Proves that Core's books agree; says whether Core was idle, when the proof is the strictest.
     pub fn check(&self) -> Result<Result<bool, String>, DriverError> {
         self.ask(ANSWER, Command::Check)
+    }
+
+    /// Why each waiting request waits, in the order in which they would go.
+    pub fn explain(&self) -> Result<Vec<WaitingReport>, DriverError> {
+        self.ask(ANSWER, Command::Explain)
     }
 
     /// Counters and gauges.
@@ -394,6 +400,9 @@ impl Loop {
             }
             Command::Stats(reply) => {
                 let _gone = reply.try_send(self.core.stats());
+            }
+            Command::Explain(reply) => {
+                let _gone = reply.try_send(self.core.explain(now)?);
             }
             Command::Stop => return Ok(true),
         }

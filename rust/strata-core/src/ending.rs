@@ -46,21 +46,19 @@ impl Core {
 
     fn forget(&mut self, id: RequestId) -> Result<(), CoreError> {
         self.give_back(id)?;
-        self.control.give_up_claim(id)?;
+        self.leave_queue(id);
+        self.hand_over(id)?;
         self.requests.remove(&id);
-        self.queue.retain(|queued| *queued != id);
         Ok(())
     }
 
     /// Back to the queue, where its arrival puts it.
     pub(crate) fn put_back(&mut self, id: RequestId) -> Result<(), CoreError> {
         self.give_back(id)?;
-        self.control.give_up_claim(id)?;
-        if let Some(request) = self.requests.get(&id).filter(|request| request.keep) {
-            self.control.claim(id, &request.namespace, &request.tokens)?;
-        }
+        // No heirs: it goes before whoever follows it, and claims again at once.
+        self.control.give_up_claim(id, |_| None)?;
         self.to_prefetch.insert(id);
-        self.enqueue(id);
+        self.enqueue(id)?;
         // The device may have shrunk while it ran.
         self.refuse_if_unfit(id)
     }
@@ -94,7 +92,7 @@ impl Core {
             return Ok(false);
         }
         // What those who wait have on the device goes before anybody who runs does.
-        if self.control.is_staged() && self.end_prefetches(0, None)? {
+        if self.control.is_staged() && self.end_prefetches(None, None)? {
             return Ok(true);
         }
         let youngest = self

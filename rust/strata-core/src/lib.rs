@@ -15,6 +15,7 @@ mod planning;
 mod prefetch;
 mod request;
 mod stats;
+mod waiting;
 
 pub use crate::core::Core;
 pub use config::CoreConfig;
@@ -23,7 +24,7 @@ pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
 pub use prefetch::{Adaptive, BestEffort, PrefetchPolicy, PrefetchView, Timeout, WaitForAll};
 pub use request::{Admission, NewRequest, Sources};
-pub use stats::CoreStats;
+pub use stats::{CoreStats, RoundStats, WaitingReport};
 
 use thiserror::Error;
 

@@ -3,9 +3,11 @@
 
 use crate::core::Core;
 use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
-use crate::request::{Ending, Phase};
+use crate::request::{Ending, Phase, Request, Running};
+use crate::stats::WaitingReport;
 use crate::CoreError;
-use strata_sched::{Admission, Chunk, Decision, Prefilling, View, Waiting};
+use std::time::Duration;
+use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Step, StepShape, View, Why};
 use strata_types::{PlanId, RequestId, TicketState, TierId, Time};
 
 /// Waiting requests whose pages are looked after before their turn comes.
@@ -29,11 +31,12 @@ impl Core {
                 }
                 self.short_of_pages = !self.make_room()?;
             }
-            let rows = match self.decide(now)? {
-                Decision::Idle if self.make_way()? => continue,
-                Decision::Idle => return Ok(()),
-                Decision::Prefill { chunks, admissions } => {
-                    let rows = self.prefill_rows(&chunks, &admissions)?;
+            let decision = self.decide(now)?;
+            let (kind, rows) = match decision.step {
+                Step::Idle if self.make_way()? => continue,
+                Step::Idle => return Ok(()),
+                Step::Prefill(chunks) => {
+                    let rows = self.prefill_rows(&chunks, &decision.admissions)?;
                     if rows.is_empty() {
                         // No admission could be carried out: running requests go on meanwhile.
                         (PlanKind::Decode, self.decode_rows(&self.decodable())?)
@@ -41,52 +44,117 @@ impl Core {
                         (PlanKind::Prefill, rows)
                     }
                 }
-                Decision::Decode(ids) => (PlanKind::Decode, self.decode_rows(&ids)?),
+                Step::Decode(ids) => {
+                    self.admit_to_load(&decision.admissions)?;
+                    (PlanKind::Decode, self.decode_rows(&ids)?)
+                }
             };
-            if rows.1.is_empty() {
+            self.load_early(&decision.early)?;
+            if rows.is_empty() {
                 let waits = self.control.making_room(TierId::DEVICE);
                 if self.short_of_pages && self.plans.is_empty() && !waits {
                     continue;
                 }
                 return Ok(());
             }
-            self.hand_out(rows.0, rows.1);
+            self.hand_out(kind, rows);
         }
         Ok(())
     }
 
+    /// The decision that the next plan would be formed by, not carried out: for measurements.
+    pub fn next_decision(&mut self, now: Time) -> Result<Decision, CoreError> {
+        self.decide(now)
+    }
+
     fn decide(&mut self, now: Time) -> Result<Decision, CoreError> {
-        let mut waiting = self.waiting()?;
+        self.refresh_queue()?;
         // Pages of the next few may have sunk to disk while they waited.
-        let sunk = |waiting: &&Waiting| waiting.need.disk > 0 && !waiting.held;
-        self.to_prefetch.extend(waiting.iter().take(NEXT_FEW).filter(sunk).map(|waiting| waiting.id));
+        let next = self.queue.iter().take(NEXT_FEW);
+        let sunk = next.filter(|waiting| waiting.standing.need.disk > 0 && !waiting.held);
+        self.to_prefetch.extend(sunk.map(|waiting| waiting.id));
         self.pump_prefetches()?;
-        for next in waiting.iter_mut().take(NEXT_FEW) {
-            next.held = self.requests.get(&next.id).is_some_and(|request| request.held_until().is_some());
-        }
-        let prefilling: Vec<Prefilling> = self
-            .running
-            .iter()
-            .filter_map(|id| self.requests.get(id))
-            .filter(|request| request.prefilling())
-            .map(|request| Prefilling { id: request.id, remaining: request.prefill_left() as u32 })
-            .collect();
+        let decision = self.with_view(now, |policy, view| policy.decide(view));
+        self.stats.rounds.add(&decision.counts);
+        self.deferred_until = decision.next_deadline;
+        Ok(decision)
+    }
+
+    /// Why each waiting request waits, in the order of the queue.
+    pub fn explain(&mut self, now: Time) -> Result<Vec<WaitingReport>, CoreError> {
+        self.refresh_queue()?;
+        let reasons = self.with_view(now, |policy, view| policy.explain(view));
+        let report = |(request, why): (RequestId, Why)| {
+            let waited = self.queue.get(request).map(|waiting| now.since(waiting.arrived));
+            WaitingReport { request, waited: waited.unwrap_or_default(), why }
+        };
+        Ok(reasons.into_iter().map(report).collect())
+    }
+
+    fn with_view<T>(&mut self, now: Time, ask: impl FnOnce(&mut dyn Policy, &View<'_>) -> T) -> T {
+        let running = self.running.iter().filter_map(|id| self.requests.get(id));
+        let prefilling: Vec<Prefilling> =
+            running.filter(|request| request.prefilling()).map(|request| self.prefilling(request)).collect();
         let decodable = self.decodable();
+        let mut next_step = StepShape::default();
+        for request in decodable.iter().filter_map(|id| self.requests.get(id)) {
+            next_step.add(StepShape::row(1, request.tokens.len() as u64));
+        }
+        let page_size = self.page_size() as u32;
         let view = View {
             now,
-            waiting: &waiting,
+            waiting: &self.queue,
             prefilling: &prefilling,
             decodable: &decodable,
             running: self.running.len() as u32,
             available_pages: self.control.available(TierId::DEVICE),
+            early_pages: self.early_pages(),
+            page_size,
+            decode_gap: self.decode_gap,
+            prices: self.costs.prices(self.bytes_per_token(), &next_step),
             limits: self.limits,
         };
-        Ok(self.policy.decide(&view))
+        ask(self.policy.as_mut(), &view)
+    }
+
+    fn bytes_per_token(&self) -> u64 {
+        self.control.config().page_bytes / self.page_size() as u64
+    }
+
+    fn prefilling(&self, request: &Request) -> Prefilling {
+        let mut row = Prefilling { id: request.id, ..Prefilling::default() };
+        if let Some(running) = request.running() {
+            row.remaining = request.prefill_left() as u32;
+            row.context = running.planned as u32;
+            row.loading = self.tokens_loading(running);
+            row.since = running.since;
+        }
+        row
+    }
+
+    /// Tokens of a request's hit that are still on their way, by how long they have been.
+    fn tokens_loading(&self, running: &Running) -> u32 {
+        let tokens = self.control.pages_loading(&running.loads) * self.page_size() as u32;
+        let per_token = self.costs.load(self.bytes_per_token()).map(|span| span.as_secs_f64());
+        let elapsed = self.now.since(running.since).as_secs_f64();
+        let there = per_token.filter(|span| *span > 0.0).map_or(0.0, |span| elapsed / span);
+        // Until the Mover says so, something is missing.
+        tokens.saturating_sub(there as u32).max(tokens.min(1))
     }
 
     fn decodable(&self) -> Vec<RequestId> {
         let running = self.running.iter().filter_map(|id| self.requests.get(id));
         running.filter(|request| request.decodable()).map(|request| request.id).collect()
+    }
+
+    /// Gives requests their pages and starts their loads; they compute later.
+    fn admit_to_load(&mut self, admissions: &[Admission]) -> Result<(), CoreError> {
+        for admission in admissions {
+            if !self.admit(admission.id)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn prefill_rows(
@@ -109,6 +177,9 @@ impl Core {
             }
             if !self.admit(admission.id)? && !self.admit_alone(admission.id)? {
                 break;
+            }
+            if admission.tokens == 0 {
+                continue;
             }
             let row = self.chunk_row(admission.id, budget.min(admission.tokens as usize));
             budget -= row.as_ref().map_or(0, |row| row.length);
@@ -188,6 +259,10 @@ impl Core {
                     .filter(|ticket| ticket.state() != TicketState::Ready(ticket.layers())),
             );
         }
+        self.decode_gap = match kind {
+            PlanKind::Decode => Duration::ZERO,
+            PlanKind::Prefill => self.decode_gap + self.predicted(&rows),
+        };
         let plan = Plan { id: PlanId(self.next_plan), epoch: self.epoch, kind, rows, tickets };
         self.next_plan += 1;
         self.stats.plans += 1;
@@ -195,6 +270,15 @@ impl Core {
         // Loads were decided before this plan and must be under way when the engine waits for them.
         self.collect_control();
         self.outbox.push_back(Action::Plan(plan));
+    }
+
+    /// How long computing these rows will take, as far as that is known.
+    fn predicted(&self, rows: &[PlanRow]) -> Duration {
+        let mut shape = StepShape::default();
+        for row in rows {
+            shape.add(StepShape::row(row.length as u64, row.start as u64));
+        }
+        self.costs.step(&shape).unwrap_or_default()
     }
 
     /// A row of a plan has been computed up to `end`.
@@ -246,6 +330,7 @@ impl Core {
         let slots = &running.pages[from as usize..whole as usize];
         let duplicates = self.control.publish(&mut running.pin, &namespace, tokens, from, slots)?;
         running.published = whole;
+        running.progress = self.now;
         running.duplicates.extend(duplicates);
         Ok(())
     }

@@ -1,22 +1,30 @@
 //! Reading from disk for requests that wait: in queue order, within a share of the tier that it lands in (who comes
-//! later never takes from the share of who comes first), and held only as long as the policy says. Whatever ends it, admission, abort or a late disk, what has arrived stays.
+//! later never takes from the share of who comes first), and held only as long as the policy says. Whatever ends it,
+//! admission, abort or a late disk, what has arrived stays.
+//!
+//! A prefetch is read in steps, each short beside computing the whole, and judged again after each: so a disk of
+//! unknown speed is found out before it has cost much, and one that becomes slow costs little more than a step.
 
-use crate::core::Core;
+use crate::core::{in_order, Core};
 use crate::request::{Phase, Request};
 use crate::CoreError;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 use strata_control::Prefetch;
-use strata_radix::Pin;
+use strata_radix::{MatchResult, Pin};
 use strata_types::{RequestId, TierId, Time, TransferId};
 
 /// Prefetches that are started for one request: its pages may sink to disk again while it waits, but not for ever.
 const MAX_PREFETCHES: u32 = 4;
-/// What a wait may be longer than predicted, as a part of what computing would take, and at least.
-const GRACE: (u32, Duration) = (10, Duration::from_millis(20));
-/// The part of what computing would take that a disk of unknown speed is given to show what it can, and the least.
-const TRIAL: (u32, Duration) = (20, Duration::from_millis(50));
+/// The part of what computing would take that may be risked at a time, and the least: on a step of a read, and again
+/// on a step that is late.
+const RISK: (u32, Duration) = (20, Duration::from_millis(20));
+
+/// What may be risked to save so much computing.
+fn risk(compute: Duration) -> Duration {
+    (compute / RISK.0).max(RISK.1)
+}
 
 /// What a policy decides by.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +39,10 @@ pub struct PrefetchView {
     pub read: Option<Duration>,
     /// How long it would take to compute what is still to be read; none if nothing is known of the model.
     pub compute: Option<Duration>,
+    /// When the step that is read now should be over, as far as is known.
+    pub due: Time,
+    /// What may be risked to save computing the whole, from the first page to be read on.
+    pub risk: Duration,
 }
 
 /// How long a request is held back for its prefetch.
@@ -38,11 +50,11 @@ pub trait PrefetchPolicy: Send {
     /// The name that flags and metrics use.
     fn name(&self) -> &'static str;
 
-    /// Until when the request waits from now on; none: it goes on with what is there. Asked when the prefetch begins,
-    /// and at each piece of news.
+    /// Until when the request waits from now on; none: it goes on with what is there. Asked when a step begins, and at
+    /// each piece of news.
     fn holds_until(&self, view: &PrefetchView) -> Option<Time>;
 
-    /// Whether a prefetch is worth beginning.
+    /// Whether a prefetch is worth beginning, or going on with.
     fn begins(&self, _view: &PrefetchView) -> bool {
         true
     }
@@ -100,7 +112,8 @@ impl PrefetchPolicy for Timeout {
     }
 }
 
-/// Held while reading the rest is predicted to take less time than computing it, within a deadline.
+/// Held while reading the rest is predicted to take less time than computing it, each step as long as predicted and
+/// what may be risked, all within a deadline.
 #[derive(Debug)]
 pub struct Adaptive {
     /// The longest hold.
@@ -116,8 +129,7 @@ impl PrefetchPolicy for Adaptive {
         let latest = view.since + self.deadline;
         let until = match (view.read, view.compute) {
             (Some(read), Some(compute)) if read >= compute => return None,
-            (Some(read), Some(compute)) => view.now + read + (compute / GRACE.0).max(GRACE.1),
-            (None, Some(compute)) => view.since + (compute / TRIAL.0).max(TRIAL.1),
+            (_, Some(_)) => view.due + view.risk,
             (_, None) => latest,
         };
         Some(until.min(latest))
@@ -133,11 +145,15 @@ impl PrefetchPolicy for Adaptive {
 pub(crate) struct Prefetching {
     /// What is still under way.
     pub waits: HashSet<TransferId>,
-    /// The pages that were on disk alone, and any between them.
+    /// The pages that are to come from disk, and any between them.
     pub pages: Range<u32>,
+    /// Up to where they have been asked for.
+    pub asked: u32,
     /// Keeps what has arrived where it is.
     pub pin: Pin,
     pub since: Time,
+    /// When the step that is being read should be over.
+    pub due: Time,
     /// Until when the request is held back.
     pub until: Option<Time>,
 }
@@ -154,29 +170,41 @@ impl Core {
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
         let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;
-        for id in self.queue.clone() {
-            let room = if taken == 0 { capacity } else { share.saturating_sub(taken) };
-            if room == 0 || self.to_prefetch.is_empty() {
+        let room_beside = |taken| if taken == 0 { capacity } else { share.saturating_sub(taken) };
+        if room_beside(taken) == 0 {
+            // Asked at every decision: ten thousand are not sorted for nothing.
+            return Ok(());
+        }
+        for id in self.next_to_prefetch() {
+            let room = room_beside(taken);
+            if room == 0 {
                 break;
             }
-            if self.to_prefetch.remove(&id) {
-                self.begin_prefetch(id, room)?;
-            }
+            self.to_prefetch.remove(&id);
+            self.begin_prefetch(id, room)?;
             let prefetch = self.requests.get(&id).and_then(|request| request.prefetch.as_ref());
             taken += prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32);
-            if self.control.is_staged() {
-                // Pages land on the device, where those who wait must not keep each other from being admitted.
-                break;
-            }
         }
         let requests = &self.requests;
         self.to_prefetch.retain(|id| requests.contains_key(id));
         Ok(())
     }
 
+    /// Those who may need a prefetch, in the order of the queue.
+    fn next_to_prefetch(&self) -> Vec<RequestId> {
+        if self.control.is_staged() {
+            // Pages land on the device, where those who wait must not keep each other from being admitted.
+            let first = self.queue.iter().next().map(|waiting| waiting.id);
+            return first.filter(|id| self.to_prefetch.contains(id)).into_iter().collect();
+        }
+        let mut next: Vec<RequestId> = self.to_prefetch.iter().copied().collect();
+        self.queue.sort(&mut next);
+        next
+    }
+
     /// Pages that prefetches have brought or are bringing for requests that wait.
     fn pages_prefetched(&self) -> u32 {
-        let prefetches = self.requests.values().filter_map(|request| request.prefetch.as_ref());
+        let prefetches = self.prefetching.iter().filter_map(|id| self.requests.get(id)?.prefetch.as_ref());
         prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
@@ -195,25 +223,70 @@ impl Core {
         let Some(pages) = on_disk.map(|pages| pages.start..pages.end.min(pages.start + most)) else {
             return Ok(());
         };
-        let view = self.prefetch_view(request, self.now, pages.clone(), self.pages_ahead(id));
-        if !self.prefetch_policy.begins(&view) {
-            self.stats.recomputed_tokens[TierId::DISK.index()] += self.tokens_of(&pages);
+        let view = self.prefetch_view(request, pages.clone(), &pages);
+        let pays = self.prefetch_policy.begins(&view);
+        if !pays && !self.costs.doubts_reads() {
             self.decided(id, |request| request.prefetch_cut = true);
             return Ok(());
         }
-        let tokens = &request.tokens;
-        let begun = self.control.prefetch(id, &request.namespace, tokens, pages.end)?;
-        let Some(Prefetch { waits, pages, pin }) = begun else { return Ok(()) };
-        let until = self.prefetch_policy.holds_until(&view);
-        let since = self.now;
-        self.decided(id, |request| {
-            request.prefetches += 1;
-            if request.from_disk.is_empty() {
-                request.from_disk = pages.clone();
-            }
-            request.prefetch = Some(Prefetching { waits, pages, pin, since, until });
-        });
+        let step = if pays { self.step_pages(view.risk) } else { self.step_pages(Duration::ZERO) };
+        if self.begin_step(id, pages.clone(), pages.start.saturating_add(step), !pays)? {
+            self.decided(id, |request| request.prefetches += 1);
+        }
         Ok(())
+    }
+
+    /// Pages of a step that takes about this long: few while the disk's speed is unknown.
+    fn step_pages(&self, span: Duration) -> u32 {
+        let pages = self.costs.read_within(span) / self.control.config().page_bytes.max(1);
+        u32::try_from(pages).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Begins to read `pages` up to `end`; those after it are for later steps. A `trial` is held as for a disk of
+    /// unknown speed. False if nothing could be read.
+    fn begin_step(
+        &mut self,
+        id: RequestId,
+        pages: Range<u32>,
+        end: u32,
+        trial: bool,
+    ) -> Result<bool, CoreError> {
+        let Some(request) = self.requests.get(&id) else { return Ok(false) };
+        let end = end.min(pages.end);
+        let begun = self.control.prefetch(id, &request.namespace, &request.tokens, end)?;
+        let Some(Prefetch { waits, pages: asked, pin }) = begun else { return Ok(false) };
+        let under_way = self.pages_of(&waits) + self.pages_ahead(id);
+        let takes = self.costs.read(under_way * self.control.config().page_bytes).filter(|_| !trial);
+        let (since, due) = (self.now, self.now + takes.unwrap_or_default());
+        self.prefetching.insert(id);
+        let Some(request) = self.requests.get_mut(&id) else { return Ok(false) };
+        request.from_disk = match request.from_disk.is_empty() {
+            true => asked,
+            false => request.from_disk.start.min(asked.start)..request.from_disk.end.max(asked.end),
+        };
+        let before = match &mut request.prefetch {
+            Some(prefetch) => {
+                (prefetch.waits, prefetch.asked, prefetch.due) = (waits, end, due);
+                Some(std::mem::replace(&mut prefetch.pin, pin))
+            }
+            none => {
+                *none = Some(Prefetching { waits, pages, asked: end, pin, since, due, until: None });
+                None
+            }
+        };
+        if let Some(pin) = before {
+            self.control.unpin(pin)?;
+        }
+        let view = self.view_now(id).map(|view| PrefetchView { read: view.read.filter(|_| !trial), ..view });
+        self.hold(id, view.and_then(|view| self.prefetch_policy.holds_until(&view)));
+        Ok(true)
+    }
+
+    fn hold(&mut self, id: RequestId, until: Option<Time>) {
+        if let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.as_mut()) {
+            prefetch.until = until;
+        }
+        self.note_held(id);
     }
 
     fn decided(&mut self, id: RequestId, note: impl FnOnce(&mut Request)) {
@@ -226,32 +299,61 @@ impl Core {
         u64::from(pages.end - pages.start) * self.page_size() as u64
     }
 
-    /// What is known of reading `pages` and of computing them instead. `ahead` pages are read before.
-    fn prefetch_view(&self, request: &Request, since: Time, pages: Range<u32>, ahead: u64) -> PrefetchView {
-        let own = u64::from(pages.end - pages.start);
+    /// What is known of reading `rest` of the pages `whole`, and of computing them instead.
+    fn prefetch_view(&self, request: &Request, rest: Range<u32>, whole: &Range<u32>) -> PrefetchView {
         let page_bytes = self.control.config().page_bytes;
-        let read = self.costs.read((own + ahead) * page_bytes);
+        let own = u64::from(rest.end - rest.start);
+        let (mut since, mut due) = (self.now, self.now);
+        let mut read = self.costs.read((own + self.pages_ahead(request.id)) * page_bytes);
+        if let Some(prefetch) = &request.prefetch {
+            (since, due) = (prefetch.since, prefetch.due);
+            // What this very read has shown so far says more than what was measured before it.
+            if rest.start > whole.start {
+                let shown = f64::from(rest.end - rest.start) / f64::from(rest.start - whole.start);
+                read = Duration::try_from_secs_f64(self.now.since(since).as_secs_f64() * shown).ok();
+            }
+        }
         let load = self.costs.load(own * page_bytes).unwrap_or_default();
-        let context = u64::from(pages.start) * self.page_size() as u64;
+        let compute = |pages: &Range<u32>| {
+            self.costs.compute(self.tokens_of(pages), u64::from(pages.start) * self.page_size() as u64)
+        };
         PrefetchView {
             now: self.now,
             since,
             prompt_tokens: request.tokens.len() as u64,
             read: read.map(|read| read.saturating_add(load)),
-            compute: self.costs.compute(self.tokens_of(&pages), context),
+            compute: compute(&rest),
+            due,
+            risk: compute(whole).map_or(Duration::MAX, risk),
         }
+    }
+
+    /// What is known of a prefetch that has begun.
+    fn view_now(&self, id: RequestId) -> Option<PrefetchView> {
+        let request = self.requests.get(&id)?;
+        let prefetch = request.prefetch.as_ref()?;
+        let left = (self.pages_left(request) as u32).min(prefetch.pages.end - prefetch.pages.start);
+        let rest = prefetch.pages.end - left..prefetch.pages.end;
+        Some(self.prefetch_view(request, rest, &prefetch.pages))
     }
 
     /// Pages under way for requests before this one in the queue.
     fn pages_ahead(&self, id: RequestId) -> u64 {
-        let before = self.queue.iter().take_while(|queued| **queued != id);
-        before.filter_map(|queued| self.requests.get(queued)).map(|request| self.pages_left(request)).sum()
+        let before = self.prefetching.iter().filter(|other| self.queue.before(**other, id));
+        before.filter_map(|other| self.requests.get(other)).map(|request| self.pages_left(request)).sum()
     }
 
     /// Pages that are still to be read for a request.
     fn pages_left(&self, request: &Request) -> u64 {
-        let waits = request.prefetch.iter().flat_map(|prefetch| &prefetch.waits);
-        waits.map(|transfer| self.control.pages_of(*transfer) as u64).sum()
+        let left = |prefetch: &Prefetching| {
+            self.pages_of(&prefetch.waits) + u64::from(prefetch.pages.end - prefetch.asked)
+        };
+        request.prefetch.as_ref().map_or(0, left)
+    }
+
+    /// Pages that transfers still bring.
+    fn pages_of(&self, transfers: &HashSet<TransferId>) -> u64 {
+        transfers.iter().map(|transfer| self.control.pages_of(*transfer) as u64).sum()
     }
 
     /// A part of somebody's prefetch is over.
@@ -260,43 +362,61 @@ impl Core {
         transfer: TransferId,
         users: HashSet<RequestId>,
     ) -> Result<(), CoreError> {
-        for id in users {
+        for id in in_order(users) {
             let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.as_mut())
             else {
                 continue;
             };
             prefetch.waits.remove(&transfer);
-            if !prefetch.waits.is_empty() && prefetch.until.is_some() {
+            if prefetch.waits.is_empty() {
+                self.read_on(id)?;
+            } else if prefetch.until.is_some() {
                 self.judge_again(id)?;
             }
+            self.note_held(id);
         }
         Ok(())
     }
 
+    /// Begins the next step, now that one is over and more is known.
+    fn read_on(&mut self, id: RequestId) -> Result<(), CoreError> {
+        let Some(request) = self.requests.get(&id) else { return Ok(()) };
+        let Some(prefetch) = request.prefetch.as_ref().filter(|prefetch| prefetch.asked < prefetch.pages.end)
+        else {
+            return Ok(());
+        };
+        let (asked, end) = (prefetch.asked, prefetch.pages.end);
+        let missing = self.control.on_disk(&request.namespace, &request.tokens, end)?;
+        // After a page that did not come, what follows is of no use.
+        let next = missing.map(|pages| pages.start).filter(|first| *first >= asked);
+        let (Some(next), Some(view)) = (next, self.view_now(id)) else {
+            self.asks_no_more(id);
+            return Ok(());
+        };
+        if !self.prefetch_policy.begins(&view) {
+            return self.cut_prefetch(id);
+        }
+        let step_end = next.saturating_add(self.step_pages(view.risk));
+        if !self.begin_step(id, next..end, step_end, false)? {
+            self.asks_no_more(id);
+        }
+        Ok(())
+    }
+
+    /// What has not been asked for will not be.
+    fn asks_no_more(&mut self, id: RequestId) {
+        if let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.as_mut()) {
+            prefetch.pages.end = prefetch.asked;
+        }
+    }
+
     /// Asks the policy again, now that more is known.
     fn judge_again(&mut self, id: RequestId) -> Result<(), CoreError> {
-        let Some(request) = self.requests.get(&id) else { return Ok(()) };
-        let Some(prefetch) = &request.prefetch else { return Ok(()) };
-        let left = self.pages_left(request) as u32;
-        let rest = prefetch.pages.end.saturating_sub(left).max(prefetch.pages.start)..prefetch.pages.end;
-        let mut view = self.prefetch_view(request, prefetch.since, rest, self.pages_ahead(id));
-        // What this very read has shown so far says more than what was measured before it.
-        let done =
-            prefetch.pages.end - prefetch.pages.start - left.min(prefetch.pages.end - prefetch.pages.start);
-        if done > 0 {
-            let load =
-                self.costs.load(u64::from(left) * self.control.config().page_bytes).unwrap_or_default();
-            let elapsed = self.now.since(prefetch.since);
-            view.read = Some(elapsed.mul_f64(f64::from(left) / f64::from(done)).saturating_add(load));
-        }
+        let Some(view) = self.view_now(id) else { return Ok(()) };
         match self.prefetch_policy.holds_until(&view) {
             None => self.cut_prefetch(id),
             until => {
-                self.decided(id, |request| {
-                    if let Some(prefetch) = &mut request.prefetch {
-                        prefetch.until = until;
-                    }
-                });
+                self.hold(id, until);
                 Ok(())
             }
         }
@@ -304,17 +424,16 @@ impl Core {
 
     /// The request goes on with what is there.
     fn cut_prefetch(&mut self, id: RequestId) -> Result<(), CoreError> {
-        let Some(request) = self.requests.get(&id) else { return Ok(()) };
-        let left = self.pages_left(request);
-        self.stats.prefetch_timeouts += 1;
-        self.stats.recomputed_tokens[TierId::DISK.index()] += left * self.page_size() as u64;
+        self.asks_no_more(id);
         let Some(request) = self.requests.get_mut(&id) else { return Ok(()) };
+        self.stats.prefetch_timeouts += 1;
         request.prefetch_cut = true;
         let Some(prefetch) = &mut request.prefetch else { return Ok(()) };
         prefetch.until = None;
-        for transfer in std::mem::take(&mut prefetch.waits) {
+        for transfer in in_order(std::mem::take(&mut prefetch.waits)) {
             self.control.leave(id, transfer)?;
         }
+        self.note_held(id);
         Ok(())
     }
 
@@ -322,7 +441,8 @@ impl Core {
     pub(crate) fn cut_late_prefetches(&mut self) -> Result<(), CoreError> {
         let now = self.now;
         let late = |request: &&Request| request.held_until().is_some_and(|until| until <= now);
-        let late: Vec<RequestId> = self.requests.values().filter(late).map(|request| request.id).collect();
+        let requests = self.prefetching.iter().filter_map(|id| self.requests.get(id));
+        let late: Vec<RequestId> = requests.filter(late).map(|request| request.id).collect();
         for id in late {
             self.cut_prefetch(id)?;
         }
@@ -335,7 +455,9 @@ impl Core {
         let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.take()) else {
             return Ok(());
         };
-        for transfer in prefetch.waits {
+        self.prefetching.remove(&id);
+        self.note_held(id);
+        for transfer in in_order(prefetch.waits) {
             self.control.leave(id, transfer)?;
         }
         Ok(self.control.unpin(prefetch.pin)?)
@@ -352,6 +474,16 @@ impl Core {
     }
 }
 
+/// Counts what tiers hold of a prompt beyond its hit: it is computed all the same.
+pub(crate) fn count_recomputed(counts: &mut [u64; 3], found: &MatchResult, hit: usize, page_size: usize) {
+    for (pages, tier) in found.fastest() {
+        let beyond = pages.end.saturating_sub(pages.start.max(hit as u32));
+        if let Some(count) = counts.get_mut(tier.index()) {
+            *count += u64::from(beyond) * page_size as u64;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,7 +492,16 @@ mod tests {
 
     fn view(read: Option<Duration>, compute: Option<Duration>) -> PrefetchView {
         let since = Time(0) + SECOND;
-        PrefetchView { now: since + SECOND, since, prompt_tokens: 2000, read, compute }
+        let risk = compute.map_or(Duration::MAX, risk);
+        PrefetchView {
+            now: since + SECOND,
+            since,
+            prompt_tokens: 2000,
+            read,
+            compute,
+            due: since + 2 * SECOND,
+            risk,
+        }
     }
 
     #[test]
@@ -379,14 +520,18 @@ mod tests {
         let adaptive = Adaptive { deadline: 5 * SECOND };
         let cheap = view(Some(SECOND), Some(2 * SECOND));
         assert!(adaptive.begins(&cheap));
-        assert_eq!(adaptive.holds_until(&cheap), Some(cheap.now + SECOND + SECOND / 5));
+        assert_eq!(
+            adaptive.holds_until(&cheap),
+            Some(cheap.now + SECOND + SECOND / 10),
+            "a step, and the risk"
+        );
         let dear = view(Some(2 * SECOND), Some(2 * SECOND));
         assert!(!adaptive.begins(&dear));
         assert_eq!(adaptive.holds_until(&dear), None);
         let long = view(Some(60 * SECOND), Some(80 * SECOND));
         assert_eq!(adaptive.holds_until(&long), Some(long.since + 5 * SECOND), "within its deadline");
         let unknown = view(None, Some(10 * SECOND));
-        assert_eq!(adaptive.holds_until(&unknown), Some(unknown.since + SECOND / 2), "a trial");
+        assert_eq!(adaptive.holds_until(&unknown), Some(unknown.due + SECOND / 2), "what is risked");
         assert_eq!(adaptive.holds_until(&view(None, None)), Some(unknown.since + 5 * SECOND));
     }
 }

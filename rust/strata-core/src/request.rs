@@ -67,6 +67,10 @@ pub(crate) struct Running {
     pub outstanding: usize,
     /// Told with the first row.
     pub admission: Option<Admission>,
+    /// When it was admitted.
+    pub since: Time,
+    /// When others last had news of it: it was admitted, or published a chunk.
+    pub progress: Time,
 }
 
 /// Why a request leaves the running set once no plan holds it.
@@ -99,6 +103,8 @@ pub(crate) struct Request {
     pub prefetch: Option<Prefetching>,
     /// Pages that were on disk alone when it arrived.
     pub from_disk: Range<u32>,
+    /// Pages that were loaded for it while it waited.
+    pub loaded_early: Vec<Range<u32>>,
     pub ending: Option<Ending>,
     /// A load failed under it: the next admission computes instead.
     pub loads_failed: bool,
@@ -112,6 +118,8 @@ pub(crate) struct Request {
     pub prefetch_cut: bool,
     pub sources_told: bool,
     pub preemptions: u32,
+    /// Since when it has waited for what others compute.
+    pub follows_since: Option<Time>,
 }
 
 impl Request {
@@ -128,6 +136,7 @@ impl Request {
             keep: new.keep,
             prefetch: None,
             from_disk: 0..0,
+            loaded_early: Vec::new(),
             ending: None,
             loads_failed: false,
             step_failures: 0,
@@ -136,6 +145,7 @@ impl Request {
             prefetch_cut: false,
             sources_told: false,
             preemptions: 0,
+            follows_since: None,
         }
     }
 

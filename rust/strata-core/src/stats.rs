@@ -3,6 +3,8 @@
 use std::time::Duration;
 use strata_control::{ControlStats, TierStats};
 use strata_sched::cost::CostReport;
+use strata_sched::{Counts, Why};
+use strata_types::RequestId;
 
 /// Counters and gauges at one moment.
 #[derive(Clone, Debug, Default)]
@@ -27,12 +29,20 @@ pub struct CoreStats {
     pub plans: u64,
     /// Plans that failed or were thrown away with one that did.
     pub plans_discarded: u64,
-    /// Prefetches that were cut by their deadline.
+    /// Prefetches that were cut: they were late, or slower than computing.
     pub prefetch_timeouts: u64,
     /// Prompt tokens by source: device, host, disk, computed.
     pub prompt_tokens: [u64; 4],
     /// Per tier, tokens that it held and that were computed all the same: that was quicker, or the tier was late.
     pub recomputed_tokens: [u64; 3],
+    /// Deferrals that have ended.
+    pub deferrals: u64,
+    /// How long those lasted together.
+    pub deferral: Duration,
+    /// What decisions did to waiting requests.
+    pub rounds: RoundStats,
+    /// Loads that were begun for requests that wait.
+    pub early_loads: u64,
     /// How long steps waited for loads.
     pub load_stall: Duration,
     /// What was learnt of the hardware.
@@ -45,4 +55,38 @@ pub struct CoreStats {
     pub tiers: [TierStats; 3],
     /// Transfers in flight.
     pub transfers_in_flight: usize,
+}
+
+/// What decisions did to waiting requests, counted once a decision and request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RoundStats {
+    /// Passed over since another computes what they need.
+    pub deferred: u64,
+    /// Passed over at first since they would have made the batch loading-bound.
+    pub set_aside: u64,
+    /// Went before their turn since they had waited for too long.
+    pub aged: u64,
+    /// Went to compute what their owner did not.
+    pub taken_over: u64,
+}
+
+impl RoundStats {
+    /// Adds a decision.
+    pub(crate) fn add(&mut self, counts: &Counts) {
+        self.deferred += u64::from(counts.deferred);
+        self.set_aside += u64::from(counts.set_aside);
+        self.aged += u64::from(counts.aged);
+        self.taken_over += u64::from(counts.taken_over);
+    }
+}
+
+/// One who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingReport {
+    /// The request.
+    pub request: RequestId,
+    /// Since it was submitted.
+    pub waited: Duration,
+    /// Why; to be shown as a sentence.
+    pub why: Why,
 }

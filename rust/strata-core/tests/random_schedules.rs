@@ -4,7 +4,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Prefetch, Setup, Speeds, Write, PROMPTS, VOCABULARY};
+use machine::{oracle, Formed, Machine, Prefetch, Schedule, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
@@ -33,7 +33,8 @@ enum Step {
     /// The disk hangs, or answers again.
     Hang(bool),
     Scan,
-    Wait,
+    /// So many milliseconds.
+    Wait(u64),
     /// Everything under way ends.
     Drain,
 }
@@ -54,7 +55,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => Just(Step::PlugDisk),
         2 => prop::bool::weighted(0.4).prop_map(Step::Hang),
         2 => Just(Step::Scan),
-        2 => Just(Step::Wait),
+        4 => prop::sample::select(vec![35u64, 120, 120]).prop_map(Step::Wait),
         6 => Just(Step::Drain),
     ];
     prop::collection::vec(step, 1..120)
@@ -85,34 +86,58 @@ fn setups() -> impl Strategy<Value = Setup> {
                 4 => Just(Speeds::Unknown),
                 1 => Just(Speeds::SlowHost),
                 1 => Just(Speeds::SlowDisk),
-                2 => Just(Speeds::Fast),
+                4 => Just(Speeds::Fast),
             ],
+            // Large pages are read in steps of one.
+            prop::sample::select(vec![64u64, 64, 1 << 20]),
+        ),
+        (
+            prop::sample::select(vec![
+                Schedule::Fcfs,
+                Schedule::Lpm,
+                Schedule::Static,
+                Schedule::Static,
+                Schedule::Static,
+                Schedule::Adaptive,
+                Schedule::Adaptive,
+                Schedule::Adaptive,
+                Schedule::Adaptive,
+            ]),
+            prop::sample::select(vec![0u32, 0, 0, 3, 100]),
+            prop::sample::select(vec![None, None, Some(Duration::from_millis(4))]),
         ),
     )
-        .prop_map(|(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more)| {
-            let (device, host, disk, staging) = sizes;
-            let device = device * 4 / page_size as u32 + 4;
-            Setup {
-                page_size,
-                pages: [device, host, disk],
-                write: policies.0,
-                prefetch: policies.1,
-                staging,
-                outstanding,
-                batch_tokens,
-                fault_percent,
-                share_percent: more.0,
-                disk_bytes_per_day: more.1,
-                speeds: more.2,
-            }
-        })
+        .prop_map(
+            |(page_size, sizes, policies, outstanding, batch_tokens, fault_percent, more, schedule)| {
+                let (device, host, disk, staging) = sizes;
+                let device = device * 4 / page_size as u32 + 4;
+                Setup {
+                    page_size,
+                    pages: [device, host, disk],
+                    write: policies.0,
+                    prefetch: policies.1,
+                    staging,
+                    outstanding,
+                    batch_tokens,
+                    fault_percent,
+                    share_percent: more.0,
+                    disk_bytes_per_day: more.1,
+                    speeds: more.2,
+                    page_bytes: more.3,
+                    schedule: schedule.0,
+                    threshold: schedule.1,
+                    max_decode_stall: schedule.2,
+                    ..Setup::default()
+                }
+            },
+        )
 }
 
 fn tiers(mask: u8, setup: &Setup) -> Vec<TierId> {
     (0..3).filter(|bit| mask & (1 << bit) != 0 && setup.pages[usize::from(*bit)] > 0).map(TierId).collect()
 }
 
-fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
+fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Formed>) {
     PROMPTS.with(|prompts| prompts.borrow_mut().clear());
     let mut machine = Machine::new(setup, noise);
     machine.unkept_every = 7;
@@ -162,7 +187,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
             Step::Hang(hangs) => machine.hang_disk(hangs),
             Step::Scan => machine.scan_one(),
             Step::Drain => machine.drain(),
-            Step::Wait => machine.now = machine.now + Duration::from_millis(35),
+            Step::Wait(span) => machine.now = machine.now + Duration::from_millis(span),
         }
         machine.settle();
     }
@@ -181,7 +206,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32) {
             None => assert_eq!(machine.done.get(&id), Some(&answer), "request {id}"),
         }
     }
-    (machine.core.stats(), machine.found_again)
+    (machine.core.stats(), machine.found_again, machine.formed)
 }
 
 #[test]
@@ -195,7 +220,7 @@ fn every_stream_equals_the_oracle() {
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
     let totals = RefCell::new(Totals::default());
     let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
-        let (stats, found_again) = run(setup, steps, noise);
+        let (stats, found_again, _) = run(setup, steps, noise);
         totals.borrow_mut().add(&stats);
         *totals.borrow_mut().0.entry("found again".into()).or_default() += u64::from(found_again);
         Ok(())
@@ -208,6 +233,23 @@ fn every_stream_equals_the_oracle() {
     println!("{totals:?}");
     for (path, count) in totals.0 {
         assert!(count >= 10, "only {count} x {path} in all schedules");
+    }
+}
+
+/// Equal inputs give equal decisions: nothing depends on the order in which a hash map is walked.
+#[test]
+fn equal_schedules_give_equal_plans() {
+    let config =
+        ProptestConfig { cases: cases() / 8, failure_persistence: None, ..ProptestConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
+    let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
+        let (_, _, first) = run(setup.clone(), steps.clone(), noise);
+        let (_, _, second) = run(setup, steps, noise);
+        prop_assert_eq!(first, second);
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{failure}");
     }
 }
 
@@ -226,6 +268,11 @@ impl Totals {
             ("pages through staging".into(), stats.control.staged_pages),
             ("victims lost".into(), stats.control.unsaved_pages.iter().sum()),
             ("unknown completions".into(), stats.control.unknown_completions),
+            ("deferrals".into(), stats.deferrals),
+            ("set aside".into(), stats.rounds.set_aside),
+            ("aged".into(), stats.rounds.aged),
+            ("taken over".into(), stats.rounds.taken_over),
+            ("early loads".into(), stats.early_loads),
         ];
         for kind in kinds {
             let edge = stats.control.edge(kind);

@@ -3,7 +3,7 @@
 
 mod machine;
 
-use machine::{oracle, Machine, Prefetch, Setup, Write, PROMPTS, VOCABULARY};
+use machine::{oracle, Machine, Prefetch, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use std::time::Duration;
 use strata_core::StepFailure;
 use strata_types::{RequestId, TierId, Token, TransferError, TransferKind};
@@ -227,10 +227,8 @@ fn a_hung_disk_delays_no_request_past_its_bound() {
                 machine.settle();
             }
             let stats = machine.core.stats();
-            // Adaptive knows how slow the writes were, and does not even begin.
             let noticed = match prefetch {
-                Prefetch::Adaptive => stats.recomputed_tokens[2] > 0,
-                Prefetch::Timeout => stats.prefetch_timeouts > 0,
+                Prefetch::Adaptive | Prefetch::Timeout => stats.prefetch_timeouts > 0,
                 _ => stats.control.edge(TransferKind::Prefetch).started > 0,
             };
             assert!(noticed, "{prefetch:?} over {pages:?}: nobody wanted the disk");
@@ -418,4 +416,48 @@ fn runners_do_not_wait_for_copies_that_hang() {
         assert!(machine.core.is_idle());
         machine.core.check().unwrap();
     }
+}
+
+/// Room for a request whose prefix lies on the host is made by backups, which make room on the host: not by the very
+/// pages that the request is about to load.
+#[test]
+fn room_is_not_made_of_what_is_about_to_be_loaded() {
+    let setup = Setup {
+        page_size: 1,
+        pages: [14, 10, 60],
+        write: [Write::Back, Write::Through],
+        prefetch: Prefetch::BestEffort,
+        speeds: Speeds::Fast,
+        outstanding: 1,
+        ..Setup::default()
+    };
+    PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+    let mut machine = Machine::new(setup, 23);
+    let prompt = |first: Token, length: u32| -> Vec<Token> {
+        (0..length).map(|index| (first + index * index) % VOCABULARY).collect()
+    };
+    let mut asked = 0;
+    let mut ask = |machine: &mut Machine, prompt: Vec<Token>| {
+        asked += 1;
+        machine.arrive(RequestId(asked), prompt.clone(), 1, "", 0);
+        machine.drain();
+        assert_eq!(machine.done[&RequestId(asked)], oracle(&prompt, 1));
+    };
+    let demote = |machine: &mut Machine| {
+        let (reply, _answer) = crossbeam_channel::bounded(1);
+        machine.core.demote(machine.now + Duration::from_secs(60), vec![TierId::DEVICE], reply);
+        machine.settle();
+        machine.drain();
+    };
+    ask(&mut machine, prompt(1, 4));
+    demote(&mut machine);
+    ask(&mut machine, prompt(2, 6));
+    demote(&mut machine);
+    ask(&mut machine, prompt(3, 4));
+    ask(&mut machine, prompt(2, 6));
+    // The oldest on the host are the first request's pages, the oldest on the device are on it alone.
+    ask(&mut machine, prompt(1, 9));
+    let loads = *machine.core.stats().control.edge(TransferKind::Load);
+    assert!(loads.pages >= 5 + 4, "nothing was loaded in the end: {loads:?}");
+    machine.core.check().unwrap();
 }

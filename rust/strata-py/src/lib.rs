@@ -8,6 +8,7 @@ mod gate;
 mod keys;
 mod measure;
 mod measure_disk;
+mod measure_scheduler;
 mod memory;
 mod options;
 mod plan;
@@ -35,6 +36,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(tools::disk_purge, module)?)?;
     module.add_function(wrap_pyfunction!(measure::same_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
+    module.add_function(wrap_pyfunction!(measure_scheduler::measure_decisions, module)?)?;
     module.add_function(wrap_pyfunction!(probe::probe_io_uring, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;

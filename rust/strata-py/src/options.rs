@@ -11,6 +11,9 @@ use strata_control::{Back, Selective, Through, WritePolicy};
 use strata_copy::{BandwidthLimit, NoThrottle, Throttle};
 use strata_core::{Adaptive, BestEffort, PrefetchPolicy, Timeout, WaitForAll};
 use strata_disk::{DiskConfig, DiskEngine};
+use strata_sched::{
+    Balanced, BalancedOptions, FirstComeFirstServed, Limits, LongestPrefixFirst, Predicted, Ratio,
+};
 use strata_types::Fingerprint;
 
 /// Every field is required, so that defaults live in one place: `strata.config`.
@@ -31,6 +34,13 @@ pub struct Options {
     pub disk_write_policy: String,
     pub selective_accesses: u32,
     pub policy: String,
+    pub scheduler_off: Vec<String>,
+    pub deferral_tokens: u32,
+    pub deferral_factor: f64,
+    pub load_ratio: f64,
+    pub early_share: f64,
+    pub max_wait_s: f64,
+    pub max_decode_stall_ms: u64,
     pub batch_tokens: u32,
     pub max_running: u32,
     pub max_waiting: usize,
@@ -78,9 +88,51 @@ impl Options {
 
     /// The order of the queue.
     pub fn policy(&self) -> Outcome<Box<dyn strata_sched::Policy>> {
+        let max_wait = span("--max-wait-s", self.max_wait_s)?;
+        let parts = self.scheduler_parts(max_wait)?;
         match self.policy.as_str() {
-            "fcfs" => Ok(Box::new(strata_sched::FirstComeFirstServed)),
-            other => Err(Failure::Config(format!("--policy {other:?} is unknown: choose fcfs"))),
+            "fcfs" => Ok(Box::new(FirstComeFirstServed::new(max_wait))),
+            "lpm" => Ok(Box::new(LongestPrefixFirst::new(max_wait))),
+            "static" => {
+                let ratio = Ratio { loaded_per_computed: self.load_ratio };
+                Ok(Box::new(Balanced::new(ratio, parts)))
+            }
+            "adaptive" => Ok(Box::new(Balanced::new(Predicted, parts))),
+            other => Err(Failure::Config(format!(
+                "--policy {other:?} is unknown: choose adaptive, static, lpm or fcfs"
+            ))),
+        }
+    }
+
+    /// The parts of the scheduler that are on.
+    fn scheduler_parts(&self, max_wait: Duration) -> Outcome<BalancedOptions> {
+        let mut parts =
+            BalancedOptions { threshold: self.deferral_tokens, max_wait, ..BalancedOptions::default() };
+        for part in &self.scheduler_off {
+            match part.as_str() {
+                "defer" => parts.defer = false,
+                "balance" => parts.balance = false,
+                "bundles" => parts.bundles = false,
+                "bubbles" => parts.bubbles = false,
+                "early-loads" => parts.early_loads = false,
+                other => {
+                    return Err(Failure::Config(format!(
+                    "--scheduler-off {other:?} is no part: name some of defer, balance, bundles, bubbles, \
+                         early-loads, with commas between"
+                )))
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Bounds of a batch.
+    pub fn limits(&self) -> Limits {
+        let stall = Duration::from_millis(self.max_decode_stall_ms);
+        Limits {
+            batch_tokens: self.batch_tokens,
+            max_running: self.max_running,
+            max_decode_stall: Some(stall).filter(|stall| !stall.is_zero()),
         }
     }
 

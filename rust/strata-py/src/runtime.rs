@@ -18,11 +18,10 @@ use strata_control::ControlConfig;
 use strata_copy::{warm, Arena, CopyConfig, CopyEngine, Region};
 use strata_core::{
     Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
-    StepTime, Work,
+    StepTime, WaitingReport, Work,
 };
 use strata_disk::{DiskConfig, Geometry};
 use strata_sched::cost::CostPrior;
-use strata_sched::Limits;
 use strata_tier::completion_queue;
 use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
 
@@ -149,7 +148,9 @@ impl Runtime {
                 ghost_pages: 2 * options.device_pages as usize,
             },
             policy: options.policy()?,
-            limits: Limits { batch_tokens: options.batch_tokens, max_running: options.max_running },
+            limits: options.limits(),
+            early_share: options.early_share,
+            deferral_factor: options.deferral_factor,
             outstanding_plans: options.outstanding_plans,
             max_waiting: options.max_waiting,
             prefetch_policy: options.prefetch_policy()?,
@@ -322,6 +323,14 @@ impl Runtime {
     /// Raises StorageError with what does not agree.
     fn check(&self, py: Python<'_>) -> Outcome<bool> {
         released(py, || self.handle.check())?.map_err(Failure::Storage)
+    }
+
+    /// Why each waiting request waits: (request, seconds since it was submitted, a sentence), in the order in which they
+    /// would go.
+    fn explain(&self, py: Python<'_>) -> Outcome<Vec<(u64, f64, String)>> {
+        let waiting = released(py, || self.handle.explain())?;
+        let line = |one: WaitingReport| (one.request.0, one.waited.as_secs_f64(), one.why.to_string());
+        Ok(waiting.into_iter().map(line).collect())
     }
 
     /// Every counter and gauge, by flat name.

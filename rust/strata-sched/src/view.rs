@@ -1,46 +1,22 @@
 //! What a policy sees and what it answers.
 
+use crate::{Prices, Queue};
+use std::time::Duration;
 use strata_types::{RequestId, Time};
 
-/// Where the tokens of a waiting prompt are now. The five sum to the prompt.
+/// A request that holds pages and whose prompt is not fully planned yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Need {
-    /// On the device: free.
-    pub device: u32,
-    /// In host memory: a load.
-    pub host: u32,
-    /// On disk: a prefetch and a load.
-    pub disk: u32,
-    /// Owned by another request that computes or will compute them.
-    pub transient: u32,
-    /// Nowhere: to be computed.
-    pub compute: u32,
-}
-
-/// A request in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// The request.
-    pub id: RequestId,
-    /// When it was submitted.
-    pub arrived: Time,
-    /// Higher goes first.
-    pub priority: i32,
-    /// Where its tokens are.
-    pub need: Need,
-    /// Device pages it has to be given before its prefill can end.
-    pub pages: u32,
-    /// Held back until its prefetch ends; not a candidate, not even for the head.
-    pub held: bool,
-}
-
-/// A request whose prompt is not fully planned yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefilling {
     /// The request.
     pub id: RequestId,
     /// Prompt tokens left to plan.
     pub remaining: u32,
+    /// Tokens before the next chunk.
+    pub context: u32,
+    /// Tokens of its hit whose load is still under way.
+    pub loading: u32,
+    /// When it was admitted.
+    pub since: Time,
 }
 
 /// Fixed bounds of a batch.
@@ -50,6 +26,8 @@ pub struct Limits {
     pub batch_tokens: u32,
     /// Requests that hold device pages at a time.
     pub max_running: u32,
+    /// The longest predicted time between two tokens of a running stream. None: prefill goes first, however long.
+    pub max_decode_stall: Option<Duration>,
 }
 
 /// Everything that a decision depends on.
@@ -57,8 +35,8 @@ pub struct Limits {
 pub struct View<'a> {
     /// Now.
     pub now: Time,
-    /// The front of the queue, in order of priority, then arrival; requests that were put back have their old place.
-    pub waiting: &'a [Waiting],
+    /// Who waits.
+    pub waiting: &'a Queue,
     /// Admitted requests with prompt left to compute, in order of admission.
     pub prefilling: &'a [Prefilling],
     /// Requests whose next token can be computed now.
@@ -67,6 +45,14 @@ pub struct View<'a> {
     pub running: u32,
     /// Device pages that are free or can be evicted.
     pub available_pages: u32,
+    /// Device pages that early loads may still take, of the available ones.
+    pub early_pages: u32,
+    /// Tokens of a page.
+    pub page_size: u32,
+    /// The predicted time that will have passed since the last decode step when this plan begins.
+    pub decode_gap: Duration,
+    /// What loading and computing cost.
+    pub prices: Prices,
     /// The bounds.
     pub limits: Limits,
 }
@@ -80,27 +66,50 @@ pub struct Chunk {
     pub tokens: u32,
 }
 
-/// A waiting request to give pages to, and the budget of its first chunk.
+/// A waiting request to give pages to, whose load starts now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {
     /// The request.
     pub id: RequestId,
-    /// At most this many tokens in its first chunk.
+    /// At most this many tokens in its first chunk, which belongs to this step. 0: no chunk yet, while it loads.
     pub tokens: u32,
+}
+
+/// What the model computes next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Parts of prompts: of these running requests, then of the admissions with tokens.
+    Prefill(Vec<Chunk>),
+    /// One token of each of these.
+    Decode(Vec<RequestId>),
+    /// Nothing, until something changes.
+    Idle,
+}
+
+/// What this round did to requests that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passed over since another computes what they need.
+    pub deferred: u32,
+    /// Passed over since they would have made the batch loading-bound. They may have gone after all, with the rest.
+    pub set_aside: u32,
+    /// Admitted before their turn since they had waited for too long.
+    pub aged: u32,
+    /// Admitted to compute what their owner did not.
+    pub taken_over: u32,
 }
 
 /// The next batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Decision {
-    /// Compute parts of prompts: of running requests first, then of newly admitted ones.
-    Prefill {
-        /// Parts of requests that hold pages already.
-        chunks: Vec<Chunk>,
-        /// Requests to admit, in order; the first that does not fit ends the list.
-        admissions: Vec<Admission>,
-    },
-    /// Compute one token of each of these.
-    Decode(Vec<RequestId>),
-    /// Nothing can be done until something changes.
-    Idle,
+pub struct Decision {
+    /// Requests whose load starts while they wait, in order.
+    pub early: Vec<RequestId>,
+    /// Requests to admit, in order; the first that does not fit ends the list.
+    pub admissions: Vec<Admission>,
+    /// What the model computes.
+    pub step: Step,
+    /// For the counters.
+    pub counts: Counts,
+    /// When the first of those deferred now may go on its own.
+    pub next_deadline: Option<Time>,
 }

@@ -9,6 +9,8 @@
     clippy::field_reassign_with_default
 )]
 
+pub mod timed;
+
 use crossbeam_channel::{bounded, Receiver};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -16,11 +18,13 @@ use std::ops::Range;
 use std::time::Duration;
 use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
 use strata_core::{
-    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PrefetchPolicy,
-    RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
+    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PlanKind, PlanRow,
+    PrefetchPolicy, RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
 };
 use strata_sched::cost::{CostPrior, LinkCost, StepCost};
-use strata_sched::{FirstComeFirstServed, Limits};
+use strata_sched::{
+    Balanced, BalancedOptions, FirstComeFirstServed, Limits, LongestPrefixFirst, Policy, Predicted, Ratio,
+};
 use strata_types::{
     GroupId, Namespace, PageId, PageRecord, RequestId, ShardId, Time, Token, TransferCompletion,
     TransferDescriptor, TransferError, TransferKind,
@@ -73,6 +77,12 @@ pub struct Setup {
     pub share_percent: u8,
     pub disk_bytes_per_day: Option<u64>,
     pub speeds: Speeds,
+    pub schedule: Schedule,
+    /// Deferral from so many transient tokens on.
+    pub threshold: u32,
+    pub max_decode_stall: Option<Duration>,
+    pub page_bytes: u64,
+    pub max_running: u32,
 }
 
 impl Default for Setup {
@@ -90,6 +100,32 @@ impl Default for Setup {
             share_percent: 60,
             disk_bytes_per_day: None,
             speeds: Speeds::Unknown,
+            schedule: Schedule::Fcfs,
+            threshold: 100,
+            max_decode_stall: None,
+            page_bytes: 64,
+            max_running: 6,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Schedule {
+    Fcfs,
+    Lpm,
+    Static,
+    Adaptive,
+}
+
+impl Schedule {
+    fn policy(self, threshold: u32) -> Box<dyn Policy> {
+        let max_wait = Duration::from_millis(60);
+        let options = BalancedOptions { threshold, max_wait, ..BalancedOptions::default() };
+        match self {
+            Schedule::Fcfs => Box::new(FirstComeFirstServed::new(max_wait)),
+            Schedule::Lpm => Box::new(LongestPrefixFirst::new(max_wait)),
+            Schedule::Static => Box::new(Balanced::new(Ratio { loaded_per_computed: 0.5 }, options)),
+            Schedule::Adaptive => Box::new(Balanced::new(Predicted, options)),
         }
     }
 }
@@ -104,6 +140,12 @@ pub enum Speeds {
     SlowDisk,
     /// All links are much quicker than computing.
     Fast,
+    /// Seconds of a prefill step, of each of its tokens, and of each byte of a load.
+    Given {
+        per_step: f64,
+        per_token: f64,
+        per_byte: f64,
+    },
 }
 
 impl Speeds {
@@ -114,8 +156,13 @@ impl Speeds {
             Speeds::SlowHost => (1.0, 1e-9),
             Speeds::SlowDisk => (1e-9, 1.0),
             Speeds::Fast => (1e-9, 1e-9),
+            Speeds::Given { per_byte, .. } => (per_byte, 1e-9),
         };
-        let step = StepCost { per_step: 1e-3, per_token: 1e-3, per_pair: 0.0 };
+        let (per_step, per_token) = match self {
+            Speeds::Given { per_step, per_token, .. } => (per_step, per_token),
+            _ => (1e-3, 1e-3),
+        };
+        let step = StepCost { per_step, per_token, per_pair: 0.0 };
         let mut prior = CostPrior::default();
         prior.prefill = Some(step);
         prior.with_link(TransferKind::Load, link(load)).with_link(TransferKind::Prefetch, link(read))
@@ -142,6 +189,8 @@ impl Write {
 #[derive(Clone, Copy, Debug)]
 pub enum Prefetch {
     Adaptive,
+    /// As `Adaptive`, with a deadline that nothing reaches.
+    Patient,
     BestEffort,
     Wait,
     Timeout,
@@ -152,6 +201,7 @@ impl Prefetch {
         let limit = Duration::from_millis(30);
         match self {
             Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
+            Prefetch::Patient => Box::new(Adaptive { deadline: Duration::from_secs(600) }),
             Prefetch::BestEffort => Box::new(BestEffort),
             Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
             Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
@@ -193,6 +243,39 @@ pub struct Machine {
     pub detaching: Option<Receiver<MaintenanceReport>>,
     /// One in so many requests asks for nothing of it to be kept; 0: none.
     pub unkept_every: u64,
+    /// What a step takes by the machine's own account.
+    pub busy: Duration,
+    /// Every plan that came.
+    pub formed: Vec<Formed>,
+}
+
+/// What a plan computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Formed {
+    pub kind: PlanKind,
+    pub at: Time,
+    pub rows: Vec<FormedRow>,
+}
+
+/// What a row computes, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FormedRow {
+    pub id: u64,
+    pub tokens: Range<usize>,
+    pub pages: Vec<PageId>,
+    pub sources: Option<Sources>,
+}
+
+impl Formed {
+    fn of(plan: &Plan, at: Time) -> Formed {
+        let row = |row: &PlanRow| FormedRow {
+            id: row.request.0,
+            tokens: row.start..row.start + row.length,
+            pages: row.pages.clone(),
+            sources: row.admitted.map(|admission| admission.sources),
+        };
+        Formed { kind: plan.kind, at, rows: plan.rows.iter().map(row).collect() }
+    }
 }
 
 impl Machine {
@@ -201,7 +284,7 @@ impl Machine {
             page_size: setup.page_size as u32,
             group: GroupId(0),
             layers: 2,
-            page_bytes: 64,
+            page_bytes: setup.page_bytes,
             record_bytes: 64,
             pages: setup.pages,
             device_shards: 1,
@@ -215,8 +298,14 @@ impl Machine {
         };
         let core = Core::new(CoreConfig {
             control,
-            policy: Box::new(FirstComeFirstServed),
-            limits: Limits { batch_tokens: setup.batch_tokens, max_running: 6 },
+            policy: setup.schedule.policy(setup.threshold),
+            limits: Limits {
+                batch_tokens: setup.batch_tokens,
+                max_running: setup.max_running,
+                max_decode_stall: setup.max_decode_stall,
+            },
+            early_share: 0.3,
+            deferral_factor: 2.0,
             outstanding_plans: setup.outstanding,
             max_waiting: 100,
             prefetch_policy: setup.prefetch.policy(),
@@ -251,6 +340,8 @@ impl Machine {
             found_again: 0,
             detaching: None,
             unkept_every: 0,
+            busy: Duration::from_millis(2),
+            formed: Vec::new(),
         }
     }
 
@@ -284,6 +375,7 @@ impl Machine {
             match action {
                 Action::Plan(plan) => {
                     self.expect_own_pages(&plan);
+                    self.formed.push(Formed::of(&plan, self.now));
                     self.plans.push_back(plan);
                 }
                 Action::Refuse(refusal) => {
@@ -414,7 +506,7 @@ impl Machine {
             shard: ShardId(0),
             pages_whole: whole,
             error,
-            bytes: 1,
+            bytes: whole as u64 * self.setup.page_bytes,
             busy_ns: 1,
         };
         self.core.transfer_done(self.now, completion.clone()).unwrap();
@@ -440,7 +532,9 @@ impl Machine {
             }
             return true;
         }
-        if self.random(100) < usize::from(self.setup.fault_percent) {
+        // Few schedules read from disk at all.
+        let twice = 1 + usize::from(transfer.kind == TransferKind::Prefetch);
+        if self.random(100) < twice * usize::from(self.setup.fault_percent) {
             let whole = self.random(pages);
             let error = match transfer.kind {
                 TransferKind::Prefetch => {
@@ -520,7 +614,7 @@ impl Machine {
             }
             results.push(result);
         }
-        let time = StepTime { busy: Duration::from_millis(2), ..StepTime::default() };
+        let time = StepTime { busy: self.busy, ..StepTime::default() };
         self.core.plan_done(self.now, plan.id, &results, time).unwrap();
         true
     }

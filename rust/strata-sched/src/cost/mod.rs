@@ -133,6 +133,16 @@ impl CostModel {
         self.links[index(link)].predict(bytes)
     }
 
+    /// What a transfer over one link costs, once that is known.
+    pub fn link_cost(&self, link: TransferKind) -> Option<LinkCost> {
+        self.links[index(link)].cost()
+    }
+
+    /// What a prefill step costs, once that is known.
+    pub fn prefill_cost(&self) -> Option<StepCost> {
+        self.steps.prefill_cost()
+    }
+
     /// Bytes per second of one link, its latency left out.
     pub fn bandwidth(&self, link: TransferKind) -> Option<f64> {
         self.links[index(link)].cost().and_then(|cost| cost.bandwidth())

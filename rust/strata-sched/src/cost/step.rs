@@ -126,8 +126,11 @@ impl StepModel {
             0 => u64::from(new_tokens > 0),
             _ => new_tokens.div_ceil(chunk),
         };
-        let cost = self.prefill.coefficients().map(StepCost::from_coefficients);
-        cost.map(|cost| cost.duration(steps, &StepShape::row(new_tokens, context_before)))
+        self.prefill_cost().map(|cost| cost.duration(steps, &StepShape::row(new_tokens, context_before)))
+    }
+
+    pub(super) fn prefill_cost(&self) -> Option<StepCost> {
+        self.prefill.coefficients().map(StepCost::from_coefficients)
     }
 
     pub(super) fn prefill(&self) -> Measured<StepCost> {

@@ -1,0 +1,301 @@
+//! Balanced batches, the policies `static` and `adaptive`. (1) Delay hits wait for their owner. (2) The head goes
+//! first, then who shares its load, then each that does not make the batch loading-bound, then the rest in order.
+//! (3) A batch that is loading-bound all the same starts its loads, and running streams decode until the rest of a
+//! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
+//! which there is none.
+
+use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
+use crate::batch::{Batch, Row};
+use crate::fcfs::decode;
+use crate::glance::Glance;
+use crate::order::{Order, Position, Rules, Stretch};
+use crate::queue::Slot;
+use crate::why::{Reasons, Recorder, Silent, Why};
+use crate::{Decision, Policy, Step, View, DEFAULT_MAX_WAIT};
+use std::time::Duration;
+use strata_types::RequestId;
+
+/// The parts of the policy, each of which can be turned off, and their bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BalancedOptions {
+    /// Delay hits wait.
+    pub defer: bool,
+    /// More transient tokens of another owner than these make a delay hit.
+    pub threshold: u32,
+    /// Requests that would make the batch loading-bound are set aside.
+    pub balance: bool,
+    /// Requests that share a load go together.
+    pub bundles: bool,
+    /// Running streams decode while a batch loads.
+    pub bubbles: bool,
+    /// Loads begin while their requests wait, where the balance allows it.
+    pub early_loads: bool,
+    /// Whoever has waited for longer goes before any priority.
+    pub max_wait: Duration,
+    /// A prompt yields to decode steps for at most twice the predicted rest of its load and this.
+    pub grace: Duration,
+}
+
+impl Default for BalancedOptions {
+    fn default() -> BalancedOptions {
+        BalancedOptions {
+            defer: true,
+            threshold: 100,
+            balance: true,
+            bundles: true,
+            bubbles: true,
+            early_loads: true,
+            max_wait: DEFAULT_MAX_WAIT,
+            grace: Duration::from_millis(100),
+        }
+    }
+}
+
+/// The policies `static` and `adaptive`, by their balance.
+#[derive(Debug)]
+pub struct Balanced<B> {
+    balance: B,
+    options: BalancedOptions,
+    scale: Scale,
+    order: Order,
+    /// What ended the batch, told of all who were not reached.
+    rest: Option<Why>,
+}
+
+/// The policy `static`.
+pub type Static = Balanced<Ratio>;
+/// The policy `adaptive`.
+pub type Adaptive = Balanced<Predicted>;
+
+impl<B: Balance + Default> Default for Balanced<B> {
+    fn default() -> Balanced<B> {
+        Balanced::new(B::default(), BalancedOptions::default())
+    }
+}
+
+impl<B: Balance> Balanced<B> {
+    /// The policy with these parts.
+    pub fn new(balance: B, options: BalancedOptions) -> Balanced<B> {
+        let (scale, order) = (Scale::default(), Order::default());
+        Balanced { balance, options, scale, order, rest: None }
+    }
+
+    fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
+        let rules = Rules { threshold: self.threshold(), max_wait: self.options.max_wait };
+        self.order.form(view, rules, recorder);
+        let mut batch = Batch::new(view);
+        self.rest = None;
+        self.scale = self.balance.scale(&view.prices);
+        self.fill(&mut batch, view, recorder);
+        let mut decision = self.conclude(&batch, view, recorder);
+        decision.early = self.early_loads(&mut batch, view);
+        decision.counts = self.order.counts;
+        (decision, self.rest.unwrap_or(batch.full()))
+    }
+
+    fn threshold(&self) -> Option<u32> {
+        self.options.defer.then_some(self.options.threshold)
+    }
+
+    fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, view: &View<'_>, recorder: &mut R) {
+        let slots = view.waiting.slots();
+        let mut reached = Position::default();
+        let Some(head) = self.order.next(&mut reached) else { return };
+        // Nobody passes the head.
+        if !self.admit(batch, head, &slots[head], recorder) {
+            return;
+        }
+        self.bundle(batch, &slots[head], slots, recorder);
+        while let Some(place) = self.next_welcome(batch, &mut reached, recorder) {
+            if !self.admit(batch, place, &slots[place], recorder) {
+                break;
+            }
+            self.bundle(batch, &slots[place], slots, recorder);
+        }
+        self.fill_with_the_rest(batch, reached, slots, recorder);
+    }
+
+    /// The next who may join before the rest; sets aside those who may not.
+    fn next_welcome<R: Recorder>(
+        &mut self,
+        batch: &Batch<'_>,
+        reached: &mut Position,
+        recorder: &mut R,
+    ) -> Option<usize> {
+        let (slots, glances) = (batch.view().waiting.slots(), batch.view().waiting.glances());
+        let bar = Bar::of(self.scale, &batch.work);
+        while let Some(ahead) = self.order.ahead(reached) {
+            let may_join = |glance: &Glance| !self.options.balance || batch.may_welcome(glance, &bar);
+            let passed = glances[ahead.clone()].iter().position(may_join).unwrap_or(ahead.len());
+            let next = ahead.start + passed;
+            self.set_aside(ahead.start..next, batch, recorder);
+            reached.pass(passed);
+            if next == ahead.end {
+                continue;
+            }
+            reached.pass(1);
+            let joins = !self.options.balance || batch.welcomes(&slots[next], &bar);
+            if joins && self.order.is_open(next) {
+                return Some(next);
+            }
+            self.set_aside(next..next + 1, batch, recorder);
+        }
+        None
+    }
+
+    /// Passes over those of these places that are open.
+    fn set_aside<R: Recorder>(&mut self, places: Stretch, batch: &Batch<'_>, recorder: &mut R) {
+        let slots = &batch.view().waiting.slots()[places.clone()];
+        let open = self.order.open(places);
+        for (slot, _) in slots.iter().zip(open).filter(|(_, is_open)| **is_open) {
+            recorder.note(slot.waiting.id, || batch.unbalanced(slot));
+        }
+        self.order.counts.set_aside += open.iter().map(|is_open| u32::from(*is_open)).sum::<u32>();
+    }
+
+    /// Admits, up to where the first pass came, those whom it has set aside.
+    fn fill_with_the_rest<R: Recorder>(
+        &mut self,
+        batch: &mut Batch<'_>,
+        reached: Position,
+        slots: &[Slot],
+        recorder: &mut R,
+    ) {
+        let mut at = Position::default();
+        while let Some(place) = self.order.next(&mut at) {
+            if self.order.is_open(place)
+                && (at == reached || !self.admit(batch, place, &slots[place], recorder))
+            {
+                break;
+            }
+        }
+    }
+
+    /// Admits those who share a load with one that has just joined.
+    fn bundle<R: Recorder>(
+        &mut self,
+        batch: &mut Batch<'_>,
+        joined: &Slot,
+        slots: &[Slot],
+        recorder: &mut R,
+    ) {
+        let Some(node) = joined.first_load.filter(|_| self.options.bundles) else { return };
+        for place in batch.view().waiting.sharers(node) {
+            if !self.order.is_open(place) {
+                continue;
+            }
+            let Some(part) = batch.part(&slots[place]) else { return };
+            let together = self.balance.is_bundle(part.shared, part.work.load);
+            if together && !self.admit(batch, place, &slots[place], recorder) {
+                return;
+            }
+        }
+    }
+
+    fn admit<R: Recorder>(
+        &mut self,
+        batch: &mut Batch<'_>,
+        place: usize,
+        slot: &Slot,
+        recorder: &mut R,
+    ) -> bool {
+        let Some(part) = batch.part(slot) else { return false };
+        if let Some(full) = batch.runners_full() {
+            self.rest = Some(full);
+            return false;
+        }
+        if let Some(why) = batch.lacks_room(slot, &part) {
+            recorder.note(slot.waiting.id, || why);
+            self.rest = Some(Why::Behind { id: slot.waiting.id });
+            return false;
+        }
+        batch.admit(slot, part);
+        self.order.take(place, slot);
+        true
+    }
+
+    /// What is computed now and what waits for its load.
+    fn conclude<R: Recorder>(&mut self, batch: &Batch<'_>, view: &View<'_>, recorder: &mut R) -> Decision {
+        let decode_first = batch.bound.decode_first();
+        let bubble =
+            self.options.bubbles && !view.decodable.is_empty() && self.scale.is_loading_bound(&batch.work);
+        let (mut chunks, mut admissions, mut computes) = (Vec::new(), Vec::new(), false);
+        for row in &batch.rows {
+            let waits = decode_first || bubble && self.yields(row, view);
+            computes |= !waits;
+            match row.since {
+                Some(_) if waits => {}
+                Some(_) => chunks.push(row.chunk()),
+                None if !waits => {
+                    recorder.note(row.id, || Why::Next { tokens: row.tokens });
+                    admissions.push(row.admission());
+                }
+                None if self.options.bubbles && row.own.load > 0.0 => {
+                    recorder.note(row.id, || Why::Loads { tokens: row.own.load as u32 });
+                    admissions.push(crate::Admission { id: row.id, tokens: 0 });
+                }
+                None => recorder.note(row.id, || Why::DecodeFirst),
+            }
+        }
+        let step = if computes { Step::Prefill(chunks) } else { decode(view) };
+        let (counts, next_deadline) = (self.order.counts, self.order.next_deadline);
+        Decision { early: Vec::new(), admissions, step, counts, next_deadline }
+    }
+
+    /// Whether the rest of a row's load does not hide behind its chunk, and it may go on waiting.
+    fn yields(&self, row: &Row, view: &View<'_>) -> bool {
+        let Some(since) = row.since else { return self.scale.is_loading_bound(&row.own) };
+        let load = view.prices.load_seconds(row.own.load).unwrap_or(0.0);
+        let patience = 2.0 * load + self.options.grace.as_secs_f64();
+        view.now.since(since).as_secs_f64() < patience && self.scale.is_loading_bound(&row.own)
+    }
+
+    /// Loads for those who wait, in order, unless the batch's own keep the link busy. Where somebody lacks room,
+    /// nobody behind takes any.
+    fn early_loads(&mut self, batch: &mut Batch<'_>, view: &View<'_>) -> Vec<RequestId> {
+        let mut early = Vec::new();
+        let off = !self.options.early_loads || !self.balance.loads_early();
+        if off || self.scale.is_loading_bound(&batch.work) {
+            return early;
+        }
+        let (slots, glances) = (view.waiting.slots(), view.waiting.glances());
+        let mut pages_left = view.early_pages;
+        let no_room = matches!(self.rest, Some(Why::Behind { .. }));
+        let mut at = Position::default();
+        while let Some(place) = self.order.next(&mut at) {
+            if !self.order.is_open(place) {
+                continue;
+            }
+            if glances[place].load > 0 && !slots[place].waiting.early {
+                if pages_left == 0 || !batch.load_early(&slots[place], &mut pages_left) {
+                    break;
+                }
+                early.push(slots[place].waiting.id);
+            }
+            if no_room {
+                break;
+            }
+        }
+        early
+    }
+}
+
+impl<B: Balance> Policy for Balanced<B> {
+    fn name(&self) -> &'static str {
+        self.balance.name()
+    }
+
+    fn deferral_threshold(&self) -> Option<u32> {
+        self.threshold()
+    }
+
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        self.run(view, &mut Silent).0
+    }
+
+    fn explain(&mut self, view: &View<'_>) -> Vec<(RequestId, Why)> {
+        let mut reasons = Reasons::default();
+        let (_, rest) = self.run(view, &mut reasons);
+        reasons.of(view, rest)
+    }
+}

@@ -1,0 +1,191 @@
+//! `static` and `adaptive` as straight-line models: no index, no scratch, no early exit; what the algorithm says,
+//! step by step.
+
+use super::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One part of the model's batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub id: RequestId,
+    pub tokens: u32,
+    load: f64,
+    /// When it was admitted; none if it would be now.
+    since: Option<Time>,
+}
+
+#[derive(Default)]
+pub struct Model {
+    pub parts: Vec<Part>,
+    nodes: BTreeSet<u64>,
+    load: f64,
+    compute: f64,
+    pages: u32,
+    running: u32,
+    tokens: u32,
+}
+
+/// Loaded tokens that hide behind a computed one, and whether helpers may join.
+#[derive(Clone, Copy)]
+pub struct Rule {
+    pub ratio: f64,
+    pub helpers: bool,
+}
+
+enum Outcome {
+    Joined,
+    Full,
+}
+
+impl Model {
+    fn chunk(&self, waiting: &Waiting) -> u32 {
+        let need = waiting.standing.need;
+        (need.compute + need.transient + need.disk).max(1).min(self.tokens)
+    }
+
+    fn shared(&self, waiting: &Waiting) -> u32 {
+        let runs = waiting.standing.loads.iter().filter(|run| self.nodes.contains(&run.node));
+        runs.map(|run| run.tokens).sum()
+    }
+
+    fn is_bound_with(&self, rule: Rule, waiting: &Waiting) -> bool {
+        let load = f64::from(waiting.load_tokens() - self.shared(waiting));
+        let compute = f64::from(self.chunk(waiting));
+        let helps = rule.helpers && load <= rule.ratio * compute;
+        !helps && self.load + load > rule.ratio * (self.compute + compute)
+    }
+
+    fn join(&mut self, view: &View<'_>, waiting: &Waiting) -> Outcome {
+        let shared = self.shared(waiting);
+        let pages = waiting.standing.pages.saturating_sub(shared / view.page_size);
+        let tokens = self.chunk(waiting);
+        if tokens == 0 || self.running >= view.limits.max_running || pages + self.running > self.pages {
+            return Outcome::Full;
+        }
+        self.pages -= pages;
+        self.running += 1;
+        self.tokens -= tokens;
+        self.load += f64::from(waiting.load_tokens() - shared);
+        self.compute += f64::from(tokens);
+        self.nodes.extend(waiting.standing.loads.iter().map(|run| run.node));
+        self.parts.push(Part { id: waiting.id, tokens, load: f64::from(waiting.load_tokens()), since: None });
+        Outcome::Joined
+    }
+
+    fn has(&self, waiting: &Waiting) -> bool {
+        self.parts.iter().any(|part| part.id == waiting.id)
+    }
+}
+
+/// Who may go, in order: not held, not deferred, one successor for each overdue owner.
+fn candidates<'a>(view: &View<'a>) -> Vec<&'a Waiting> {
+    let mut successors: BTreeMap<RequestId, RequestId> = BTreeMap::new();
+    let mut candidates = Vec::new();
+    for waiting in view.waiting.iter().filter(|waiting| !waiting.held) {
+        let standing = &waiting.standing;
+        if let (true, Some(until)) = (standing.need.transient > 100, standing.defer_until) {
+            if view.now < until {
+                continue;
+            }
+            let Some(owner) = standing.follows else { continue };
+            if *successors.entry(owner).or_insert(waiting.id) != waiting.id {
+                continue;
+            }
+        }
+        candidates.push(waiting);
+    }
+    // Stable: those who were deferred come before the others of their priority.
+    candidates.sort_by_key(|waiting| (-waiting.priority, waiting.standing.need.transient <= 100));
+    candidates
+}
+
+/// The batch that the algorithm forms.
+pub fn form(view: &View<'_>, rule: Rule) -> Model {
+    let mut batch = Model {
+        pages: view.available_pages,
+        running: view.running,
+        tokens: view.limits.batch_tokens,
+        ..Model::default()
+    };
+    for row in view.prefilling {
+        let tokens = row.remaining.min(batch.tokens);
+        if tokens > 0 {
+            batch.tokens -= tokens;
+            batch.load += f64::from(row.loading);
+            batch.compute += f64::from(tokens);
+            let load = f64::from(row.loading);
+            batch.parts.push(Part { id: row.id, tokens, load, since: Some(row.since) });
+        }
+    }
+    let candidates = candidates(view);
+    let mut set_aside = Vec::new();
+    for (index, waiting) in candidates.iter().enumerate() {
+        if batch.has(waiting) {
+            continue;
+        }
+        if index > 0 && batch.chunk(waiting) > 0 && batch.is_bound_with(rule, waiting) {
+            set_aside.push(*waiting);
+            continue;
+        }
+        if let Outcome::Full = batch.join(view, waiting) {
+            if index == 0 {
+                return batch;
+            }
+            break;
+        }
+        bundle(&mut batch, view, rule, waiting, &candidates);
+    }
+    for waiting in set_aside {
+        if !batch.has(waiting) {
+            if let Outcome::Full = batch.join(view, waiting) {
+                break;
+            }
+        }
+    }
+    batch
+}
+
+fn bundle(batch: &mut Model, view: &View<'_>, rule: Rule, joined: &Waiting, candidates: &[&Waiting]) {
+    let Some(first) = joined.standing.loads.first() else { return };
+    let shares = |other: &&Waiting| other.standing.loads.first().is_some_and(|run| run.node == first.node);
+    let mut sharers: Vec<&Waiting> = candidates.iter().copied().filter(shares).collect();
+    sharers.sort_by_key(|waiting| (-waiting.priority, waiting.arrived, waiting.id));
+    for other in sharers {
+        let shared = batch.shared(other);
+        let together = !rule.helpers || shared * 2 >= other.load_tokens();
+        if batch.has(other) || (batch.chunk(other) > 0 && !together) {
+            continue;
+        }
+        if let Outcome::Full = batch.join(view, other) {
+            return;
+        }
+    }
+}
+
+/// What becomes of the batch: chunks, admissions, step.
+pub fn decision(view: &View<'_>, rule: Rule, seconds_per_load: f64) -> (Step, Vec<Admission>) {
+    let batch = form(view, rule);
+    let bubble = !view.decodable.is_empty() && batch.load > rule.ratio * batch.compute;
+    let waits = |part: &Part| {
+        let patient =
+            |since: Time| view.now.since(since).as_secs_f64() < 2.0 * part.load * seconds_per_load + 0.1;
+        bubble && part.load > rule.ratio * f64::from(part.tokens) && part.since.is_none_or(patient)
+    };
+    let tokens = |part: &Part| if waits(part) { 0 } else { part.tokens };
+    let chunks: Vec<Chunk> = batch
+        .parts
+        .iter()
+        .filter(|part| part.since.is_some() && !waits(part))
+        .map(|part| Chunk { id: part.id, tokens: part.tokens })
+        .collect();
+    let new = batch.parts.iter().filter(|part| part.since.is_none());
+    let admissions: Vec<Admission> =
+        new.map(|part| Admission { id: part.id, tokens: tokens(part) }).collect();
+    let computes = !chunks.is_empty() || admissions.iter().any(|admission| admission.tokens > 0);
+    let step = match (computes, view.decodable) {
+        (true, _) => Step::Prefill(chunks),
+        (false, []) => Step::Idle,
+        (false, ids) => Step::Decode(ids.to_vec()),
+    };
+    (step, admissions)
+}
