@@ -237,7 +237,7 @@ fn every_request_is_told_why_it_waits() {
         adaptive().explain(&view).iter().map(|(id, why)| (id.0, why.to_string())).collect();
     let expected = [
         "goes now: 10 tokens in the batch being formed",
-        "deferred: request 1 computes 290 of its tokens; it goes on its own in 5000 ms",
+        "deferred: request 1 computes 290 of its tokens; it goes on its own in 4999 ms",
         "held back until its prefetch ends: 0 tokens are still on disk",
         "set aside: with it the batch would load 18000 tokens and compute 20, too few to hide the load behind",
         "goes now: 502 tokens in the batch being formed",
