@@ -1,6 +1,6 @@
 //! What Core is made with.
 
-use crate::prefetch::PrefetchPolicy;
+use crate::prefetch_policy::PrefetchPolicy;
 use strata_control::ControlConfig;
 use strata_sched::cost::CostPrior;
 use strata_sched::{Limits, Policy};

@@ -4,7 +4,7 @@ use crate::config::CoreConfig;
 use crate::costs::Costs;
 use crate::maintenance::Maintenance;
 use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
-use crate::prefetch::PrefetchPolicy;
+use crate::prefetch_policy::PrefetchPolicy;
 use crate::request::{Ending, NewRequest, Phase, Request};
 use crate::stats::CoreStats;
 use crate::CoreError;

@@ -13,6 +13,7 @@ mod maintenance;
 mod plan;
 mod planning;
 mod prefetch;
+mod prefetch_policy;
 mod request;
 mod stats;
 mod waiting;
@@ -22,7 +23,7 @@ pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
 pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
-pub use prefetch::{Adaptive, BestEffort, PrefetchPolicy, PrefetchView, Timeout, WaitForAll};
+pub use prefetch_policy::{Adaptive, BestEffort, PrefetchPolicy, PrefetchView, Timeout, WaitForAll};
 pub use request::{Admission, NewRequest, Sources};
 pub use stats::{CoreStats, RoundStats, WaitingReport};
 
