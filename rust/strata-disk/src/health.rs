@@ -61,7 +61,7 @@ pub struct DiskStats {
     pub disk_usage_bytes: u64,
     /// Segments that exist.
     pub segments: u64,
-    /// Transfers that have not been reported.
+    /// Transfers whose completion is still to come; what was received is no longer among them.
     pub outstanding: u64,
 }
 

@@ -23,6 +23,8 @@ struct State {
     by_id: HashMap<TransferId, Number>,
     /// The last admitted transfer that touches each record.
     last_user: HashMap<PageId, Number>,
+    /// Transfers whose completion has not been begun to be handed over: whoever receives one no longer counts it.
+    outstanding: usize,
     /// Transfers whose completion has not been handed over.
     unreported: usize,
     closed: bool,
@@ -78,6 +80,7 @@ impl Registry {
         state
             .entries
             .insert(number, Entry { transfer: Arc::clone(&transfer), blockers, dependants: Vec::new() });
+        state.outstanding += 1;
         state.unreported += 1;
         if blockers == 0 {
             Admission::Start(number, transfer)
@@ -134,6 +137,12 @@ impl Registry {
         Some(ready)
     }
 
+    /// A completion is about to be handed over.
+    pub fn reporting(&self) {
+        let mut state = self.state();
+        state.outstanding = state.outstanding.saturating_sub(1);
+    }
+
     /// A completion was handed over, or given up.
     pub fn reported(&self) {
         let mut state = self.state();
@@ -144,7 +153,7 @@ impl Registry {
     }
 
     pub fn outstanding(&self) -> usize {
-        self.state().unreported
+        self.state().outstanding
     }
 
     /// Admits no more.
@@ -201,6 +210,9 @@ mod tests {
         assert!(registry.is_used_from(9) && !registry.is_used_from(10));
         assert_eq!(ids(&last), [4]);
         assert!(registry.settle(last[0].0).is_some());
+        assert_eq!(registry.outstanding(), 4);
+        (0..4).for_each(|_| registry.reporting());
+        assert!(registry.outstanding() == 0 && !registry.wait_until_empty(Duration::ZERO));
         (0..4).for_each(|_| registry.reported());
         assert!(registry.wait_until_empty(Duration::ZERO));
         assert!(registry.state().last_user.is_empty() && registry.state().by_id.is_empty());

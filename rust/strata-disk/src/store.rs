@@ -240,7 +240,6 @@ impl Shared {
         for transfer in self.registry.all() {
             if transfer.end_unbegun(error.clone()) {
                 self.report(self.completion(&transfer));
-                self.registry.reported();
             }
         }
     }
@@ -365,23 +364,29 @@ impl Shared {
         }
         if transfer.claim_report() {
             self.report(self.completion(transfer));
-            self.registry.reported();
         }
     }
 
     /// Hands a completion over; waits while Core is behind, unless the store closes.
-    fn report(&self, mut completion: TransferCompletion) {
+    fn report(&self, completion: TransferCompletion) {
+        self.registry.reporting();
+        if !self.hand_over(completion) {
+            self.monitor.counters.lost_completions.fetch_add(1, Ordering::Relaxed);
+        }
+        self.registry.reported();
+    }
+
+    fn hand_over(&self, mut completion: TransferCompletion) -> bool {
         loop {
             match self.completions.send_timeout(completion, Duration::from_millis(50)) {
-                Ok(()) => return,
+                Ok(()) => return true,
                 Err(SendTimeoutError::Timeout(back)) => completion = back,
-                Err(SendTimeoutError::Disconnected(_)) => break,
+                Err(SendTimeoutError::Disconnected(_)) => return false,
             }
             if self.closing.get().is_some_and(|since| since.elapsed() >= self.config.close_deadline / 2) {
-                break;
+                return false;
             }
         }
-        self.monitor.counters.lost_completions.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Syncs what was written; the first error, if any.
