@@ -157,11 +157,11 @@ fn a_disk_that_lies_in_its_trial_stays_out() {
     for fault in [Fault::Torn(512), Fault::FlipBit(4001), Fault::Short(512), Fault::Error(libc::EIO)] {
         let (mut rig, engine) = faulty(eager(root.path()));
         let records = chain(1, 1, 16);
-        engine.on_all_reads(Some(Fault::Error(libc::EIO)));
         rig.spill(&[0], &records);
-        (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
-        engine.on_all_reads(None);
+        // Both before the first trial, which may come at once.
         engine.on_all_writes(Some(fault));
+        engine.on_reads(vec![Fault::Error(libc::EIO); 5]);
+        (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
         wait_for(
             || matches!(rig.store.health(), Health::OutOfService { reason } if reason.contains("trial failed")),
         );
