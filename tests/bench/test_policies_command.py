@@ -22,6 +22,7 @@ FCFS, ADAPTIVE = Variant("fcfs", "fcfs"), Variant("adaptive", "adaptive")
 def run_of(rate: float, seed: int, speed: float, ttft_s: float) -> dict[str, Any]:
     """What `bench serve` says of a run, in short."""
     figures = {
+        "seconds": 3.0,
         "output_tokens_per_s": speed,
         "ttft_s_mean": ttft_s,
         "ttft_s_p50": ttft_s,

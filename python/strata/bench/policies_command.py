@@ -47,8 +47,8 @@ device holds four and the host eight; the link loads about 28 tokens while two c
 DEFAULTS: dict[str, Any] = {
     "documents": 8,
     "tokens": 2000,
-    "max_tokens": 32,
-    "rates": "0.5,1,2",
+    "max_tokens": 8,
+    "rates": "0.5,1,3",
     "seeds": "1,2,3",
     "requests": 30,
     "warm": "host",

@@ -24,6 +24,7 @@ COUNTERS = {
     "preemptions": "preemptions",
     "recomputed_tokens": "recomputed_tokens_host",
     "loaded_bytes": "load_bytes",
+    "load_busy_ns": "load_busy_ns",
     "load_stall_ns": "load_stall_ns",
     "plans": "plans",
 }
@@ -136,6 +137,8 @@ _COUNTED = (
     ("host", "tokens_host", 1.0, "{:,.0f}"),
     ("computed", "tokens_computed", 1.0, "{:,.0f}"),
     ("MB loaded", "loaded_bytes", 1e-6, "{:,.0f}"),
+    ("run, s", "seconds", 1.0, "{:.1f}"),
+    ("link busy, s", "load_busy_ns", 1e-9, "{:.1f}"),
     ("stall, s", "load_stall_ns", 1e-9, "{:.1f}"),
     ("deferrals", "deferrals", 1.0, "{:.0f}"),
     ("set aside", "set_aside", 1.0, "{:.0f}"),
