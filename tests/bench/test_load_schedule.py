@@ -208,3 +208,16 @@ def test_documents_come_from_a_folder_and_are_cut_without_overlap(tmp_path: Path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no"):
         load_documents(tmp_path / "empty")
+
+
+def test_cold_documents_are_new_in_every_run_and_not_warmed() -> None:
+    workload = DocumentsWorkload(DOCUMENTS, Distances(), 3, cold=1)
+    first, other = (Draw(seed, 2.0, requests=40, keeps_documents=True) for seed in (1, 2))
+    assert workload.warm_texts(first) == workload.warm_texts(other)
+    assert len(workload.warm_texts(first)) == len(DOCUMENTS) - 1
+
+    def texts(draw: Draw, topic: int) -> set[str]:
+        return {str(each.turns[0].parts[0]) for each in workload.sessions(draw) if each.topic == topic}
+
+    assert texts(first, 0) == texts(other, 0) and len(texts(first, 0)) == 1
+    assert len(texts(first, 3) | texts(other, 3)) == 2, "the last is another in each run"

@@ -166,6 +166,8 @@ def test_without_matplotlib_a_picture_is_refused_before_the_work(monkeypatch: py
         (["--url", "localhost:8000"], "--url 'localhost:8000' is no server's address"),
         (["--url", "http://a:port"], "--url 'http://a:port' is no server's address"),
         (["--keep-documents"], "--keep-documents is for"),
+        (["--cold-documents", "1"], "--cold-documents is for"),
+        (["--cold-documents", "16", "--warm"], "--cold-documents 16 must be from 0"),
         (["--url", "http://127.0.0.1:9", "--page-size", "16"], "--page-size 16: with --url"),
     ],
 )

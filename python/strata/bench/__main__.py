@@ -33,6 +33,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "strata.bench.serve_command",
         "any OpenAI-compatible server under load: documents, chats or a trace, at several rates",
     ),
+    "policies": (
+        "strata.bench.policies_command",
+        "the scheduler's policies beside each other under load, then one of them with each of its parts off",
+    ),
+    "scheduling": (
+        "strata.bench.scheduling_command",
+        "fifty sharers of a prefix with and without deferral, and a host hit beside decoding streams",
+    ),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""
@@ -40,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def usage(program: str) -> str:
     """What `--help` says."""
-    rows = "\n".join(f"  {name:<9}{doc}" for name, (_, doc) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<12}{doc}" for name, (_, doc) in COMMANDS.items())
     return (
         f"usage: {program} COMMAND [flags]\n\ncommands:\n{rows}\n\n"
         f"`{program} COMMAND --help` lists its flags."

@@ -133,6 +133,12 @@ def _add_workload_flags(group: argparse._ArgumentGroup) -> None:
         help="a file in LooGLE's form, or a folder of .jsonl, .txt and .md; default: Python's help topics",
     )
     group.add_argument("--documents", type=int, default=16, help="pieces that are asked about (default: 16)")
+    group.add_argument(
+        "--cold-documents",
+        type=int,
+        default=0,
+        help="so many of --documents are left out of the warm start and new in every run (default: 0)",
+    )
     group.add_argument("--tokens", type=int, default=2000, help="tokens of a piece, about (default: 2000)")
     group.add_argument(
         "--max-tokens",
@@ -194,6 +200,12 @@ def check(options: argparse.Namespace) -> None:
     if options.workload == "chat" and options.endpoint == COMPLETIONS:
         raise ConfigError(
             "--workload chat resends a history, and --endpoint completions has none; leave it out"
+        )
+    if options.cold_documents and (options.workload != "documents" or options.warm is None):
+        raise ConfigError("--cold-documents is for --workload documents with --warm: without, all are cold")
+    if not 0 <= options.cold_documents < options.documents:
+        raise ConfigError(
+            f"--cold-documents {options.cold_documents} must be from 0 to one below --documents {options.documents}"
         )
     if options.keep_documents and (options.workload != "documents" or options.warm is None):
         raise ConfigError(
@@ -287,7 +299,7 @@ class Source:
         if options.workload == "chat":
             return ChatsWorkload(pieces, options.rounds, options.think_s, max_tokens)
         distances = Distances(options.min_distance, options.max_distance, options.questions)
-        return DocumentsWorkload(pieces, distances, max_tokens)
+        return DocumentsWorkload(pieces, distances, max_tokens, options.cold_documents)
 
     def _fit(self, facts: ServerFacts, characters_per_token: float) -> Fit:
         options = self._options

@@ -27,6 +27,7 @@ class DocumentsWorkload:
     documents: tuple[Document, ...]
     distances: Distances
     max_tokens: int
+    cold: int = 0
 
     def sessions(self, draw: Draw) -> list[Session]:
         """One request a session; the topic is the document's number."""
@@ -47,10 +48,11 @@ class DocumentsWorkload:
 
     def warm_texts(self, draw: Draw) -> list[str]:
         """Every document, without a question."""
-        return [self._text(draw, number) for number in range(len(self.documents))]
+        return [self._text(draw, number) for number in range(len(self.documents) - self.cold)]
 
     def _text(self, draw: Draw, number: int) -> str:
-        run = "" if draw.keeps_documents else f" of run {draw.mark}"
+        kept = draw.keeps_documents and number < len(self.documents) - self.cold
+        run = "" if kept else f" of run {draw.mark}"
         return f"Document {number + 1}{run}\n\n{self.documents[number].text}"
 
 
