@@ -239,6 +239,61 @@ fn an_owner_that_never_starts_is_overtaken_at_the_bound() {
 }
 
 #[test]
+fn a_follower_computes_before_its_owner_has_ended() {
+    let document = text(1, 4 * PAGE);
+    for outstanding in [1, 2] {
+        let mut machine = machine(Setup { batch_tokens: 32, outstanding, ..setup() });
+        // The owner goes on for long after the part that others wait for.
+        machine.arrive(RequestId(1), question(&document, 1, 12 * PAGE), 2, "", 0);
+        for (id, length) in [(2, 9), (3, 9), (4, 40)] {
+            machine.arrive(RequestId(id), question(&document, id as u32, length), 2, "", 0);
+        }
+        machine.settle();
+        assert_eq!([2, 3, 4].map(|id| defers_to(why(&mut machine, id))), [Some(1); 3]);
+        finish(&mut machine);
+        let chunks = |id: u64| -> Vec<(usize, usize)> {
+            let plans = machine.formed.iter().enumerate().filter(|(_, plan)| plan.kind == PlanKind::Prefill);
+            let rows = plans.flat_map(|(number, plan)| plan.rows.iter().map(move |row| (number, row)));
+            rows.filter(|(_, row)| row.id == id).map(|(number, row)| (number, row.tokens.len())).collect()
+        };
+        let owner = chunks(1);
+        let ended = owner.last().unwrap().0;
+        for id in [2, 3] {
+            assert_eq!(first_row(&machine, id).1, document.len(), "it waited for what it needs");
+            assert_eq!(chunks(id).len(), 1, "it goes as a whole");
+            assert!(first_row(&machine, id).0 + 2 <= ended, "{:?} beside {owner:?}", chunks(id));
+        }
+        // In all chunks but the last: the owner's part is never less than half of the batch.
+        assert!(owner[..owner.len() - 1].iter().all(|(_, tokens)| *tokens >= 16), "{owner:?}");
+        // More than half of a batch would have to wait for the owner's rest in the middle: it waits before it begins.
+        assert!(first_row(&machine, 4).0 >= ended, "{:?} beside {owner:?}", chunks(4));
+        assert_eq!(
+            computed(&machine, |_| true),
+            document.len() + 12 * PAGE + 9 + 9 + 40,
+            "and nothing twice"
+        );
+    }
+}
+
+#[test]
+fn an_early_follower_ends_sooner_and_its_owner_no_later_than_by_what_it_computes() {
+    let ends = |threshold: u32| {
+        let setup = Setup { batch_tokens: 32, threshold, pages: [120, 0, 0], ..setup() };
+        let mut timed = timed(setup, &[], 1.0);
+        let document = text(1, 4 * PAGE);
+        timed.machine.arrive(RequestId(1), question(&document, 1, 12 * PAGE), 1, "", 0);
+        timed.machine.arrive(RequestId(2), question(&document, 2, 9), 1, "", 0);
+        let asked = timed.machine.now;
+        timed.run(|timed| timed.machine.done.len() == 2);
+        [1, 2].map(|id| timed.ran.iter().rfind(|step| step.has(id)).unwrap().to.since(asked).as_millis())
+    };
+    let ([owner, follower], [alone, _]) = (ends(20), ends(u32::MAX));
+    assert!(follower * 2 < owner, "{follower} ms and {owner} ms");
+    // A millisecond a token, and one for each event that the machine takes in.
+    assert!(owner <= alone + 9 + 10, "{owner} ms with a follower, {alone} ms before it");
+}
+
+#[test]
 fn an_owner_inherits_the_priority_of_a_follower() {
     let mut machine = machine(Setup { batch_tokens: 160, ..setup() });
     let document = text(1, 8 * PAGE);

@@ -52,6 +52,7 @@ impl Policy for FirstComeFirstServed {
 /// Admits in the order that was formed until somebody does not fit; what was said of the rest comes second.
 pub(crate) fn in_order<R: Recorder>(order: &mut Order, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
     let mut batch = Batch::new(view);
+    batch.go_on();
     let mut rest = None;
     let slots = view.waiting.slots();
     let mut at = Position::default();
