@@ -193,6 +193,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Forme
     }
     // Every request is answered, whatever the disk does.
     machine.drain();
+    expect_each_token_once(&machine.formed);
     let unanswered: Vec<&RequestId> = machine.streams.keys().collect();
     assert!(unanswered.is_empty(), "{unanswered:?} wait for ever: {:?}", machine.core.stats());
     machine.hang_disk(false);
@@ -207,6 +208,16 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Forme
         }
     }
     (machine.core.stats(), machine.found_again, machine.formed)
+}
+
+/// From one admission to the next a request's rows follow each other: nothing is left out or computed twice.
+fn expect_each_token_once(plans: &[Formed]) {
+    let mut ends: HashMap<u64, usize> = HashMap::new();
+    for row in plans.iter().flat_map(|plan| &plan.rows) {
+        let before = ends.insert(row.id, row.tokens.end).filter(|_| row.sources.is_none());
+        let begins = row.sources.is_some() || before == Some(row.tokens.start);
+        assert!(begins, "request {} goes on at {} after {before:?}", row.id, row.tokens.start);
+    }
 }
 
 #[test]

@@ -314,8 +314,6 @@ impl<B: Balance> Policy for Balanced<B> {
     }
 
     fn explain(&mut self, view: &View<'_>) -> Vec<(RequestId, Why)> {
-        let mut reasons = Reasons::default();
-        let (_, rest) = self.run(view, &mut reasons);
-        reasons.of(view, rest)
+        Reasons::of(view, |reasons| self.run(view, reasons).1)
     }
 }
