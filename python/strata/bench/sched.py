@@ -2,8 +2,8 @@
 
 All who wait have their prompts in host memory alone and would make a batch loading-bound, and half of them
 ask about one document: a decision looks at everybody, sets all but the head aside, and fills its batch with
-those. Before each decision one request leaves and one comes. Then all documents are evicted, the shared one
-among them, and the queue is brought up to date.
+those. Before each decision one request leaves and one comes. Then the shared document is evicted, and the
+queue is brought up to date.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
-use strata_core::{CoreStats, RefusalKind};
+use strata_core::{CoreStats, PlanKind, RefusalKind};
 use strata_types::{RequestId, TierId, Token, TransferKind};
 
 #[derive(Clone, Debug)]
@@ -193,6 +193,7 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Forme
     }
     // Every request is answered, whatever the disk does.
     machine.drain();
+    expect_each_token_once(&machine.formed);
     let unanswered: Vec<&RequestId> = machine.streams.keys().collect();
     assert!(unanswered.is_empty(), "{unanswered:?} wait for ever: {:?}", machine.core.stats());
     machine.hang_disk(false);
@@ -209,6 +210,31 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Forme
     (machine.core.stats(), machine.found_again, machine.formed)
 }
 
+/// From one admission to the next a request's rows follow each other: nothing is left out or computed twice.
+fn expect_each_token_once(plans: &[Formed]) {
+    let mut ends: HashMap<u64, usize> = HashMap::new();
+    for row in plans.iter().flat_map(|plan| &plan.rows) {
+        let before = ends.insert(row.id, row.tokens.end).filter(|_| row.sources.is_none());
+        let begins = row.sources.is_some() || before == Some(row.tokens.start);
+        assert!(begins, "request {} goes on at {} after {before:?}", row.id, row.tokens.start);
+    }
+}
+
+/// Plans in which somebody begins although the prompt that goes on there goes on in another.
+fn went_beside(plans: &[Formed]) -> u64 {
+    let goes_on = |plan: &Formed, id: u64| {
+        let row = plan.rows.iter().find(|row| row.id == id)?;
+        Some(plan.kind == PlanKind::Prefill && row.sources.is_none())
+    };
+    let is_beside = |(number, plan): &(usize, &Formed)| {
+        let Some((first, rest)) = plan.rows.split_first() else { return false };
+        goes_on(plan, first.id) == Some(true)
+            && rest.iter().any(|row| row.sources.is_some())
+            && plans[number + 1..].iter().find_map(|later| goes_on(later, first.id)) == Some(true)
+    };
+    plans.iter().enumerate().filter(is_beside).count() as u64
+}
+
 #[test]
 fn every_stream_equals_the_oracle() {
     let config = ProptestConfig {
@@ -220,9 +246,13 @@ fn every_stream_equals_the_oracle() {
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed()));
     let totals = RefCell::new(Totals::default());
     let outcome = runner.run(&(setups(), steps(), any::<u64>()), |(setup, steps, noise)| {
-        let (stats, found_again, _) = run(setup, steps, noise);
+        let (stats, found_again, formed) = run(setup, steps, noise);
         totals.borrow_mut().add(&stats);
-        *totals.borrow_mut().0.entry("found again".into()).or_default() += u64::from(found_again);
+        let more =
+            [("found again", u64::from(found_again)), ("beside a running prompt", went_beside(&formed))];
+        for (path, count) in more {
+            *totals.borrow_mut().0.entry(path.into()).or_default() += count;
+        }
         Ok(())
     });
     if let Err(failure) = outcome {

@@ -202,8 +202,8 @@ fn an_owner_whose_step_fails_keeps_what_it_claimed() {
     );
 }
 
-#[test]
-fn an_owner_that_never_starts_is_overtaken_at_the_bound() {
+/// Request 1 owns a document whose beginning is on a disk that hangs, and is held back for that; 2 and 3 follow it.
+fn with_held_owner() -> Machine {
     let setup = Setup { pages: [60, 40, 60], prefetch: Prefetch::Patient, share_percent: 5, ..setup() };
     let mut machine = machine(setup);
     // Nothing is measured: nobody can say that reading is slower than computing.
@@ -214,14 +214,20 @@ fn an_owner_that_never_starts_is_overtaken_at_the_bound() {
     demote(&mut machine, &[TierId::DEVICE, TierId::HOST]);
     machine.hang_disk(true);
     let whole = [beginning, document].concat();
-    ask(&mut machine, 1, &question(&whole, 1, 9), 0);
-    let asked = machine.now;
-    ask(&mut machine, 2, &question(&whole, 2, 9), 0);
-    ask(&mut machine, 3, &question(&whole, 3, 9), 0);
+    for id in [1, 2, 3] {
+        ask(&mut machine, id, &question(&whole, id as u32, 9), 0);
+    }
     assert!(matches!(why(&mut machine, 1), Why::Held { tokens: 64 }));
     // For the second and third there is no room to read ahead in: they would compute what is on disk.
     assert_eq!([2, 3].map(|id| defers_to(why(&mut machine, id))), [Some(1); 2]);
     assert!(machine.plans.is_empty());
+    machine
+}
+
+#[test]
+fn an_owner_that_never_starts_is_overtaken_at_the_bound() {
+    let mut machine = with_held_owner();
+    let asked = machine.now;
     machine.now = machine.core.next_deadline().unwrap();
     assert!((900..1100).contains(&(machine.now.since(asked).as_millis())), "the bound is a second");
     machine.settle();
@@ -236,6 +242,85 @@ fn an_owner_that_never_starts_is_overtaken_at_the_bound() {
     finish(&mut machine);
     assert_eq!(computed(&machine, |id| id == 3), 9);
     assert!(computed(&machine, |id| id == 1) <= 9 + 4 * PAGE, "the old owner hits");
+}
+
+#[test]
+fn an_old_owner_hits_what_its_follower_took_over() {
+    let mut machine = with_held_owner();
+    machine.now = machine.core.next_deadline().unwrap();
+    machine.settle();
+    assert_eq!(machine.formed.last().unwrap().rows[0].id, 2, "the first in order takes over");
+    // The disk answers while the follower computes: nothing holds the old owner back now, and it waits as others do.
+    machine.hang_disk(false);
+    machine.settle();
+    while machine.move_one() {
+        machine.settle();
+    }
+    assert_eq!([1, 3].map(|id| defers_to(why(&mut machine, id))), [Some(2); 2]);
+    finish(&mut machine);
+    for id in [1, 3] {
+        let rows = machine.formed.iter().flat_map(|plan| &plan.rows);
+        let sources: Vec<_> = rows.filter(|row| row.id == id).filter_map(|row| row.sources).collect();
+        assert_eq!(sources.len(), 1, "it is admitted once");
+        assert_eq!(sources[0].computed, 9, "{sources:?}");
+        assert_eq!(computed(&machine, |other| other == id), 9);
+    }
+    assert_eq!(machine.core.stats().rounds.taken_over, 1);
+}
+
+#[test]
+fn a_follower_computes_before_its_owner_has_ended() {
+    let document = text(1, 4 * PAGE);
+    for outstanding in [1, 2] {
+        let mut machine = machine(Setup { batch_tokens: 32, outstanding, ..setup() });
+        // The owner goes on for long after the part that others wait for.
+        machine.arrive(RequestId(1), question(&document, 1, 12 * PAGE), 2, "", 0);
+        for (id, length) in [(2, 9), (3, 9), (4, 40)] {
+            machine.arrive(RequestId(id), question(&document, id as u32, length), 2, "", 0);
+        }
+        machine.settle();
+        assert_eq!([2, 3, 4].map(|id| defers_to(why(&mut machine, id))), [Some(1); 3]);
+        finish(&mut machine);
+        let chunks = |id: u64| -> Vec<(usize, usize)> {
+            let plans = machine.formed.iter().enumerate().filter(|(_, plan)| plan.kind == PlanKind::Prefill);
+            let rows = plans.flat_map(|(number, plan)| plan.rows.iter().map(move |row| (number, row)));
+            rows.filter(|(_, row)| row.id == id).map(|(number, row)| (number, row.tokens.len())).collect()
+        };
+        let owner = chunks(1);
+        let ended = owner.last().unwrap().0;
+        for id in [2, 3] {
+            assert_eq!(first_row(&machine, id).1, document.len(), "it waited for what it needs");
+            assert_eq!(chunks(id).len(), 1, "it goes as a whole");
+            assert!(first_row(&machine, id).0 + 2 <= ended, "{:?} beside {owner:?}", chunks(id));
+        }
+        // In all chunks but the last: the owner's part is never less than half of the batch.
+        assert!(owner[..owner.len() - 1].iter().all(|(_, tokens)| *tokens >= 16), "{owner:?}");
+        // More than half of a batch would have to wait for the owner's rest in the middle: it waits before it begins.
+        assert!(first_row(&machine, 4).0 >= ended, "{:?} beside {owner:?}", chunks(4));
+        assert_eq!(
+            computed(&machine, |_| true),
+            document.len() + 12 * PAGE + 9 + 9 + 40,
+            "and nothing twice"
+        );
+    }
+}
+
+#[test]
+fn an_early_follower_ends_sooner_and_its_owner_no_later_than_by_what_it_computes() {
+    let ends = |threshold: u32| {
+        let setup = Setup { batch_tokens: 32, threshold, pages: [120, 0, 0], ..setup() };
+        let mut timed = timed(setup, &[], 1.0);
+        let document = text(1, 4 * PAGE);
+        timed.machine.arrive(RequestId(1), question(&document, 1, 12 * PAGE), 1, "", 0);
+        timed.machine.arrive(RequestId(2), question(&document, 2, 9), 1, "", 0);
+        let asked = timed.machine.now;
+        timed.run(|timed| timed.machine.done.len() == 2);
+        [1, 2].map(|id| timed.ran.iter().rfind(|step| step.has(id)).unwrap().to.since(asked).as_millis())
+    };
+    let ([owner, follower], [alone, _]) = (ends(20), ends(u32::MAX));
+    assert!(follower * 2 < owner, "{follower} ms and {owner} ms");
+    // A millisecond a token, and one for each event that the machine takes in.
+    assert!(owner <= alone + 9 + 10, "{owner} ms with a follower, {alone} ms before it");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a decision costs Core with many waiting requests, all of whose prompts lie in host memory alone and would make
 //! a batch loading-bound, half of them about one document: so a decision looks at everybody, sets all but the head
-//! aside, and fills its batch with those. Then the host's pages are evicted, that document's too. Core is driven by hand: what it plans is
+//! aside, and fills its batch with those. Then that one document is evicted. Core is driven by hand: what it plans is
 //! computed, and what it moves is moved, at once and in no time.
 
 use crate::error::{Failure, Outcome};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use strata_control::{Back, ControlAction, ControlConfig, Through};
 use strata_core::{Action, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, RowResult, StepTime};
 use strata_sched::cost::{CostPrior, LinkCost, StepCost};
-use strata_sched::{Adaptive, FirstComeFirstServed, Limits, LongestPrefixFirst, Policy, Static};
+use strata_sched::{Adaptive, FirstComeFirstServed, Limits, LongestPrefixFirst, Policy, Static, Waiting};
 use strata_types::{
     GroupId, Namespace, PlanId, RequestId, ShardId, TierId, Time, Token, TransferCompletion,
     TransferDescriptor, TransferKind,
@@ -33,8 +33,9 @@ const WARM_UP: usize = 20;
 const A_MINUTE: Duration = Duration::from_secs(60);
 
 /// Microseconds of each of `decisions` decisions with `waiting` requests in the queue, one leaving and one coming
-/// before each; then, for each request that the eviction of all documents concerns, the microseconds until that
-/// is done and the queue is up to date. Raises ConfigError, and StorageError if Core does not get into the state that is measured.
+/// before each; then, for each request that the eviction of the shared document concerns, the microseconds until that
+/// is done and the queue is up to date. Raises ConfigError, and StorageError if Core does not get into the state that
+/// is measured.
 #[pyfunction]
 pub fn measure_decisions(
     py: Python<'_>,
@@ -140,9 +141,10 @@ impl Bench {
         self.expect_answer(&answer)
     }
 
-    /// Everyone asks, while a plan for somebody else is being computed, so that no plan is formed meanwhile.
+    /// Everyone asks, while a plan for somebody else is being computed, so that no plan is formed meanwhile. Once it is
+    /// computed, it will need as many pages in the host as the shared document has.
     fn queue_up(&mut self) -> Outcome<()> {
-        self.ask(text(u64::MAX, PAGE_SIZE), 1000, 0)?;
+        self.ask(text(u64::MAX, SHARED_PAGES * PAGE_SIZE), 1000, 0)?;
         self.core.tick(self.now)?;
         // Who shares comes first: the document is then the least recently asked for.
         for number in (1..self.waiting).step_by(2).chain((0..self.waiting).step_by(2)) {
@@ -188,20 +190,27 @@ impl Bench {
         self.wait(number)
     }
 
-    /// The host has to give up all but a page: the shared document goes, and those of the others.
+    /// What was being computed goes to the host, which is full: the least recently used goes, the shared document.
     fn evict(&mut self) -> Outcome<f64> {
-        let (reply, answer) = bounded(1);
-        self.core.resize(self.now + A_MINUTE, TierId::HOST, 1, reply);
+        let plan = self.core.take_actions().into_iter().find_map(|action| match action {
+            Action::Plan(plan) => Some(plan),
+            _ => None,
+        });
+        let plan = plan.ok_or_else(|| unready("no plan is being computed".into()))?;
         let begun = Instant::now();
-        self.core.tick(self.now)?;
+        self.compute(plan.id, plan.rows.len())?;
         self.core.refresh_queue()?;
         let span = begun.elapsed();
-        self.expect_answer(&answer)?;
-        let whole = (OWN_PAGES * PAGE_SIZE) as u32;
-        let concerned =
-            self.core.queue().iter().filter(|waiting| waiting.load_tokens() < whole).count() as u64;
-        if concerned < self.waiting {
-            return Err(unready(format!("the eviction concerned {concerned} of {} requests", self.waiting)));
+        let with_load = |tokens: usize| {
+            let loads = |waiting: &&Waiting| waiting.load_tokens() as usize == tokens;
+            self.core.queue().iter().filter(loads).count() as u64
+        };
+        let (concerned, spared) = (with_load(0), with_load(OWN_PAGES * PAGE_SIZE));
+        let sharers = self.waiting / 2;
+        if (concerned, spared) != (sharers, self.waiting - sharers) {
+            return Err(unready(format!(
+                "the eviction concerned {concerned} of {sharers} sharers and left {spared} others as they were"
+            )));
         }
         Ok(micros(span) / concerned as f64)
     }

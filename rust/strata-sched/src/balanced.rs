@@ -2,7 +2,7 @@
 //! first, then who shares its load, then each that does not make the batch loading-bound, then the rest in order.
 //! (3) A batch that is loading-bound all the same starts its loads, and running streams decode until the rest of a
 //! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
-//! which there is none.
+//! which there is none. Prompts that run go on before all of these, but for short followers whose wait is over.
 
 use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Row};
@@ -84,9 +84,12 @@ impl<B: Balance> Balanced<B> {
         let rules = Rules { threshold: self.threshold(), max_wait: self.options.max_wait };
         self.order.form(view, rules, recorder);
         let mut batch = Batch::new(view);
+        let mut reached = Position::default();
         self.rest = None;
         self.scale = self.balance.scale(&view.prices);
-        self.fill(&mut batch, view, recorder);
+        self.admit_freed(&mut batch, &mut reached);
+        batch.go_on();
+        self.fill(&mut batch, reached, recorder);
         let mut decision = self.conclude(&batch, view, recorder);
         decision.early = self.early_loads(&mut batch, view);
         decision.counts = self.order.counts;
@@ -97,9 +100,26 @@ impl<B: Balance> Balanced<B> {
         self.options.defer.then_some(self.options.threshold)
     }
 
-    fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, view: &View<'_>, recorder: &mut R) {
-        let slots = view.waiting.slots();
-        let mut reached = Position::default();
+    /// Followers whose owner has published what they waited for go beside prompts that outlast the batch, the owner's
+    /// own tail for one: they waited for the sake of the run, not of that tail, and would else end later than if
+    /// nobody had deferred them. Only whole ones: a longer one would get a first chunk and then stand behind the same
+    /// prompts, to end no sooner, and hold up those who wait for these. Nobody else passes a running prompt.
+    fn admit_freed(&mut self, batch: &mut Batch<'_>, reached: &mut Position) {
+        let Some(mut share) = batch.beside() else { return };
+        let slots = batch.view().waiting.slots();
+        let mut next = *reached;
+        while let Some(place) = self.order.next(&mut next) {
+            let slot = &slots[place];
+            if !self.order.is_free(slot) || !batch.admit_beside(slot, &mut share) {
+                return;
+            }
+            self.order.take(place, slot);
+            *reached = next;
+        }
+    }
+
+    fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, mut reached: Position, recorder: &mut R) {
+        let slots = batch.view().waiting.slots();
         let Some(head) = self.order.next(&mut reached) else { return };
         // Nobody passes the head.
         if !self.admit(batch, head, &slots[head], recorder) {
@@ -294,8 +314,6 @@ impl<B: Balance> Policy for Balanced<B> {
     }
 
     fn explain(&mut self, view: &View<'_>) -> Vec<(RequestId, Why)> {
-        let mut reasons = Reasons::default();
-        let (_, rest) = self.run(view, &mut reasons);
-        reasons.of(view, rest)
+        Reasons::of(view, |reasons| self.run(view, reasons).1)
     }
 }

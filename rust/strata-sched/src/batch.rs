@@ -1,5 +1,6 @@
 //! The batch being formed: what it loads and computes so far, and what it has room for. A load that two of its
-//! requests share counts once. Never exceeds its tokens, its pages or the number of runners.
+//! requests share counts once. Never exceeds its tokens, its pages or the number of runners. Prompts that run go
+//! before those that wait; a policy may let short ones go beside them, in half of the batch at most.
 
 use crate::balance::Bar;
 use crate::bounds::StallBound;
@@ -40,10 +41,17 @@ pub(crate) struct Part {
     pub work: Work,
 }
 
+/// A share of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    tokens: u32,
+    bound: StallBound,
+}
+
 /// The batch so far.
 pub(crate) struct Batch<'a> {
     view: &'a View<'a>,
-    /// Those who run, then those to admit.
+    /// Those who run and those to admit, each in order.
     pub rows: Vec<Row>,
     pub work: Work,
     pub bound: StallBound,
@@ -54,9 +62,9 @@ pub(crate) struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// A batch that goes on with the prompts that run.
+    /// An empty batch.
     pub fn new(view: &'a View<'a>) -> Batch<'a> {
-        let mut batch = Batch {
+        Batch {
             view,
             rows: Vec::new(),
             work: Work::default(),
@@ -65,16 +73,46 @@ impl<'a> Batch<'a> {
             tokens_left: view.limits.batch_tokens,
             pages_left: view.available_pages,
             running: view.running,
-        };
-        for row in view.prefilling {
-            let tokens = batch.chunk(row.remaining, row.context);
+        }
+    }
+
+    /// The prompts that run go on.
+    pub fn go_on(&mut self) {
+        for row in self.view.prefilling {
+            let tokens = self.chunk(row.remaining, row.context);
             if tokens == 0 {
                 break;
             }
             let own = Work::new(row.loading, tokens, row.context);
-            batch.join(Row { id: row.id, tokens, own, since: Some(row.since) }, own, row.context);
+            self.join(Row { id: row.id, tokens, own, since: Some(row.since) }, own, row.context);
         }
-        batch
+    }
+
+    /// What may go beside the prompts that run, asked before they go on: half of the batch where they outlast it, so
+    /// that they get on at half their speed at least; nothing where they leave room anyway, or where half of the time
+    /// that running streams allow is too little for a chunk.
+    pub fn beside(&self) -> Option<Share> {
+        let first = self.view.prefilling.first()?;
+        let room = self.chunk(u32::MAX, first.context);
+        let wanted = self.view.prefilling.iter().fold(0, |sum: u32, row| sum.saturating_add(row.remaining));
+        let share = Share { tokens: self.tokens_left / 2, bound: self.bound.half() };
+        let leaves_a_chunk = share.bound.cut(first.remaining.min(share.tokens), first.context) > 0;
+        (wanted > room && leaves_a_chunk).then_some(share)
+    }
+
+    /// Admits a request that fits into this share as a whole. False if it does not, or there is no room for it.
+    pub fn admit_beside(&mut self, slot: &Slot, share: &mut Share) -> bool {
+        let need = &slot.waiting.standing.need;
+        let (tokens, context) = (need.to_compute(), need.context());
+        let fits = tokens <= share.tokens && share.bound.cut(tokens, context) == tokens;
+        let Some(part) = self.part(slot).filter(|_| fits) else { return false };
+        if self.runners_full().is_some() || self.lacks_room(slot, &part).is_some() {
+            return false;
+        }
+        share.tokens -= tokens;
+        share.bound.spend(tokens, context);
+        self.admit(slot, part);
+        true
     }
 
     pub fn view(&self) -> &'a View<'a> {

@@ -57,6 +57,12 @@ impl StallBound {
         }
     }
 
+    /// The same bound with half of the time, never overdrawn.
+    pub fn half(&self) -> StallBound {
+        let left = self.left.map(|(left, price)| (left / 2.0, price));
+        StallBound { left, begun: true, ..*self }
+    }
+
     /// A chunk has joined the step.
     pub fn spend(&mut self, tokens: u32, context: u32) {
         if let Some((left, price)) = &mut self.left {

@@ -43,15 +43,14 @@ impl Policy for FirstComeFirstServed {
     }
 
     fn explain(&mut self, view: &View<'_>) -> Vec<(RequestId, Why)> {
-        let mut reasons = Reasons::default();
-        let (_, rest) = self.run(view, &mut reasons);
-        reasons.of(view, rest)
+        Reasons::of(view, |reasons| self.run(view, reasons).1)
     }
 }
 
 /// Admits in the order that was formed until somebody does not fit; what was said of the rest comes second.
 pub(crate) fn in_order<R: Recorder>(order: &mut Order, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
     let mut batch = Batch::new(view);
+    batch.go_on();
     let mut rest = None;
     let slots = view.waiting.slots();
     let mut at = Position::default();

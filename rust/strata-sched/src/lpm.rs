@@ -66,8 +66,6 @@ impl Policy for LongestPrefixFirst {
     }
 
     fn explain(&mut self, view: &View<'_>) -> Vec<(RequestId, Why)> {
-        let mut reasons = Reasons::default();
-        let (_, rest) = self.run(view, &mut reasons);
-        reasons.of(view, rest)
+        Reasons::of(view, |reasons| self.run(view, reasons).1)
     }
 }

@@ -171,6 +171,11 @@ impl Order {
         self.rules.threshold.is_some_and(|most| slot.waiting.standing.need.transient > most)
     }
 
+    /// Whether a request was deferred and may go now: what it waited for is there, and needs no load.
+    pub fn is_free(&self, slot: &Slot) -> bool {
+        self.rules.threshold.is_some() && slot.deferred_before && slot.load == 0 && !self.is_delay_hit(slot)
+    }
+
     /// The places side by side that are next in the order.
     #[inline]
     pub fn ahead(&self, at: &mut Position) -> Option<Stretch> {

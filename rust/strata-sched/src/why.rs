@@ -138,8 +138,10 @@ impl Recorder for Reasons {
 }
 
 impl Reasons {
-    /// Everyone who waits, in order; `rest` was said of all who were not looked at.
-    pub fn of(mut self, view: &View<'_>, rest: Why) -> Vec<(RequestId, Why)> {
-        view.waiting.iter().map(|waiting| (waiting.id, self.0.remove(&waiting.id).unwrap_or(rest))).collect()
+    /// Everyone who waits, in order, by a decision that answers what is said of all whom it does not look at.
+    pub fn of(view: &View<'_>, decide: impl FnOnce(&mut Reasons) -> Why) -> Vec<(RequestId, Why)> {
+        let mut told = Reasons::default();
+        let rest = decide(&mut told);
+        view.waiting.iter().map(|waiting| (waiting.id, told.0.remove(&waiting.id).unwrap_or(rest))).collect()
     }
 }

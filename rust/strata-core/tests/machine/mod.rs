@@ -9,8 +9,10 @@
     clippy::field_reassign_with_default
 )]
 
+pub mod checked;
 pub mod timed;
 
+use checked::Checked;
 use crossbeam_channel::{bounded, Receiver};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,6 +36,7 @@ pub const VOCABULARY: u32 = 11;
 pub const END: Token = 7;
 /// Transfers that a disk which hangs has begun; after them it takes no more.
 const MOST_HANGING: usize = 4;
+const SAVE_PATIENCE: Duration = Duration::from_millis(20);
 /// Pages that any tier may grow to.
 pub const MOST_PAGES: u32 = 128;
 
@@ -291,14 +294,14 @@ impl Machine {
             staging_pages: setup.staging,
             backup: setup.write[0].policy(),
             spill: setup.write[1].policy(),
-            save_patience: Duration::from_millis(20),
+            save_patience: SAVE_PATIENCE,
             disk_bytes_per_day: setup.disk_bytes_per_day,
             transfer_pages: 3,
             ghost_pages: 50,
         };
         let core = Core::new(CoreConfig {
             control,
-            policy: setup.schedule.policy(setup.threshold),
+            policy: Box::new(Checked(setup.schedule.policy(setup.threshold))),
             limits: Limits {
                 batch_tokens: setup.batch_tokens,
                 max_running: setup.max_running,
@@ -361,11 +364,28 @@ impl Machine {
             let late = self.plans.range(planned..);
             assert_eq!(late.len(), 0, "left undone until something else happens: {late:?}");
         }
+        self.expect_nothing_idles();
         if let Some(Ok(report)) = self.detaching.as_ref().map(|answer| answer.try_recv()) {
             self.attached &= report.timed_out;
             self.detaching = None;
         }
         self.core.check().unwrap();
+    }
+
+    /// Whoever runs is being computed, or something moves that it waits for: what has arrived is consumed. A wait for
+    /// write-back ends by itself.
+    fn expect_nothing_idles(&self) {
+        let running = self.core.stats().running;
+        if running == 0 || !self.plans.is_empty() {
+            return;
+        }
+        let moves = |transfer: &TransferDescriptor| {
+            matches!(transfer.kind, TransferKind::Load | TransferKind::Backup | TransferKind::Spill)
+        };
+        let under_way = self.transfers.iter().chain(&self.hanging).any(moves);
+        let soon = self.core.next_deadline().is_some_and(|end| end <= self.now + SAVE_PATIENCE);
+        let saves = soon && self.setup.write.contains(&Write::Back);
+        assert!(under_way || saves, "{running} run and nothing happens");
     }
 
     fn tick(&mut self) {

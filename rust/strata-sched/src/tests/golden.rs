@@ -157,6 +157,56 @@ fn who_was_deferred_goes_to_the_front_of_its_priority() {
     assert_eq!((queue.deferrals, queue.deferral), (1, Duration::from_nanos(700)));
 }
 
+/// Requests that were deferred, and whose owner has published what they waited for; each computes so many tokens.
+fn freed(computes: &[u32]) -> Queue {
+    let mut queue = queue((2..).zip(computes).map(|(id, _)| follower(id, 1, 300, 5000)));
+    for (id, compute) in (2..).zip(computes) {
+        let need = Need { device: 300, compute: *compute, ..Need::default() };
+        assert!(queue.update(RequestId(id), Time(700), Standing { need, ..Standing::default() }));
+    }
+    queue
+}
+
+#[test]
+fn followers_whose_wait_is_over_go_beside_a_long_running_prompt() {
+    let rows =
+        |remaining| [Prefilling { id: RequestId(1), remaining, context: 300, ..Prefilling::default() }];
+    let decide = |queue: &Queue, remaining: u32, stall: Option<Duration>| {
+        let limits = Limits { max_decode_stall: stall, ..view(queue).limits };
+        let view = View { prefilling: &rows(remaining), running: 2, decodable: &RUNS, limits, ..view(queue) };
+        let decisions = both(&view);
+        assert_eq!(decisions[0], decisions[1]);
+        let [decision, _] = decisions;
+        let Step::Prefill(chunks) = &decision.step else { panic!("{decision:?}") };
+        (chunks[0].tokens, admitted(&decision))
+    };
+    // As many as fit into half of the 512 as a whole, in order.
+    assert_eq!(decide(&freed(&[100, 100, 100]), 3000, None), (312, vec![(2, 100), (3, 100)]));
+    assert_eq!(decide(&freed(&[256]), 513, None), (256, vec![(2, 256)]));
+    // A longer one would stand behind the running prompt all the same.
+    assert_eq!(decide(&freed(&[257, 10]), 3000, None), (512, vec![]));
+    // A prompt that ends with this batch is not held up.
+    assert_eq!(decide(&freed(&[100]), 512, None), (512, vec![]));
+    assert_eq!(decide(&freed(&[100]), 450, None), (450, vec![(2, 62)]));
+    // Running streams leave 100 tokens: half of these.
+    let stall = Some(Duration::from_millis(29));
+    assert_eq!(decide(&freed(&[40, 11]), 450, stall), (60, vec![(2, 40)]));
+    // 20 tokens: half of these is no chunk.
+    assert_eq!(decide(&freed(&[5]), 450, Some(Duration::from_micros(6_700))), (20, vec![]));
+    // Who was never deferred does not pass a running prompt, nor does who still is.
+    assert_eq!(decide(&queue([waiting(2, &[], 10)]), 3000, None), (512, vec![]));
+    assert_eq!(decide(&queue([follower(2, 1, 300, 5000)]), 3000, None), (512, vec![]));
+    // No pages for it: nothing is kept free for it.
+    let mut large = freed(&[100]);
+    let need = Need { device: 300, compute: 100, ..Need::default() };
+    large.update(RequestId(2), Time(800), Standing { need, pages: 200_000, ..Standing::default() });
+    assert_eq!(decide(&large, 3000, None), (512, vec![]));
+    let off = BalancedOptions { defer: false, ..BalancedOptions::default() };
+    let queue = freed(&[100]);
+    let view = View { prefilling: &rows(3000), running: 1, ..view(&queue) };
+    assert_eq!(ids(&Adaptive::new(Predicted, off).decide(&view)), []);
+}
+
 #[test]
 fn who_waited_for_too_long_goes_before_any_priority() {
     let mut urgent = waiting(50_000_000_000, &[], 10);

@@ -95,7 +95,7 @@ fn candidates<'a>(view: &View<'a>) -> Vec<&'a Waiting> {
         candidates.push(waiting);
     }
     // Stable: those who were deferred come before the others of their priority.
-    candidates.sort_by_key(|waiting| (-waiting.priority, waiting.standing.need.transient <= 100));
+    candidates.sort_by_key(|waiting| (-waiting.priority, !deferred_before(view, waiting)));
     candidates
 }
 
@@ -107,6 +107,8 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
         tokens: view.limits.batch_tokens,
         ..Model::default()
     };
+    let candidates = candidates(view);
+    freed(&mut batch, view, &candidates);
     for row in view.prefilling {
         let tokens = row.remaining.min(batch.tokens);
         if tokens > 0 {
@@ -117,18 +119,18 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
             batch.parts.push(Part { id: row.id, tokens, load, since: Some(row.since) });
         }
     }
-    let candidates = candidates(view);
     let mut set_aside = Vec::new();
+    let gone = candidates.iter().filter(|waiting| batch.has(waiting)).count();
     for (index, waiting) in candidates.iter().enumerate() {
         if batch.has(waiting) {
             continue;
         }
-        if index > 0 && batch.chunk(waiting) > 0 && batch.is_bound_with(rule, waiting) {
+        if index > gone && batch.chunk(waiting) > 0 && batch.is_bound_with(rule, waiting) {
             set_aside.push(*waiting);
             continue;
         }
         if let Outcome::Full = batch.join(view, waiting) {
-            if index == 0 {
+            if index == gone {
                 return batch;
             }
             break;
@@ -143,6 +145,31 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
         }
     }
     batch
+}
+
+/// Those first in order who were deferred once, need nothing of others any more and load nothing, each as a whole, up
+/// to half of a batch that the running prompts would fill and more.
+fn freed(batch: &mut Model, view: &View<'_>, candidates: &[&Waiting]) {
+    let wanted: u32 = view.prefilling.iter().map(|row| row.remaining).sum();
+    if wanted <= batch.tokens {
+        return;
+    }
+    let least = batch.tokens - batch.tokens / 2;
+    for waiting in candidates {
+        let need = waiting.standing.need;
+        let free = deferred_before(view, waiting) && need.transient <= 100 && waiting.load_tokens() == 0;
+        let wants = (need.compute + need.transient + need.disk).max(1);
+        if !free || batch.tokens < least + wants {
+            return;
+        }
+        if let Outcome::Full = batch.join(view, waiting) {
+            return;
+        }
+    }
+}
+
+fn deferred_before(view: &View<'_>, waiting: &Waiting) -> bool {
+    view.waiting.slots().iter().any(|slot| slot.waiting.id == waiting.id && slot.deferred_before)
 }
 
 fn bundle(batch: &mut Model, view: &View<'_>, rule: Rule, joined: &Waiting, candidates: &[&Waiting]) {

@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 #[derive(Clone, Debug)]
 struct Situation {
     waiting: Vec<Waiting>,
+    /// Which of them were deferred before, whatever they need now.
+    deferred_before: Vec<bool>,
     prefilling: Vec<Prefilling>,
     decodable: Vec<RequestId>,
     available_pages: u32,
@@ -47,10 +49,10 @@ fn any_waiting() -> impl Strategy<Value = Waiting> {
 }
 
 fn situations() -> impl Strategy<Value = Situation> {
-    let prefilling = prop::collection::vec((1u32..300, 0u32..4000, 0u32..9000, 0u64..1_000_000_000), 0..3);
+    let prefilling = prop::collection::vec((1u32..900, 0u32..4000, 0u32..9000, 0u64..1_000_000_000), 0..3);
     let stall = prop::option::of((1u64..200).prop_map(Duration::from_millis));
     (
-        prop::collection::vec(any_waiting(), 0..24),
+        prop::collection::vec((any_waiting(), prop::bool::weighted(0.3)), 0..24),
         prefilling,
         0u64..4,
         0u32..4000,
@@ -60,12 +62,14 @@ fn situations() -> impl Strategy<Value = Situation> {
         0u64..300,
     )
         .prop_map(|(mut waiting, prefilling, decodes, pages, batch_tokens, max_running, stall, gap)| {
-            for (id, waiting) in (0..).zip(&mut waiting) {
+            for (id, (waiting, _)) in (0..).zip(&mut waiting) {
                 (waiting.id, waiting.arrived) = (RequestId(id), Time(id / 2));
             }
+            let (waiting, deferred_before) = waiting.into_iter().unzip();
             let rows = (100..).map(RequestId).zip(prefilling);
             Situation {
                 waiting,
+                deferred_before,
                 prefilling: rows
                     .map(|(id, (remaining, context, loading, since))| Prefilling {
                         id,
@@ -86,6 +90,17 @@ fn situations() -> impl Strategy<Value = Situation> {
 }
 
 impl Situation {
+    fn queue(&self) -> Queue {
+        let mut queue = Queue::new(Some(100));
+        for (waiting, deferred_before) in self.waiting.iter().zip(&self.deferred_before) {
+            let mut first = waiting.clone();
+            first.standing.need.transient += if *deferred_before { 500 } else { 0 };
+            queue.push(Time(0), first);
+            queue.update(waiting.id, Time(0), waiting.standing.clone());
+        }
+        queue
+    }
+
     fn view<'a>(&'a self, queue: &'a Queue) -> View<'a> {
         let limits = Limits {
             batch_tokens: self.batch_tokens,
@@ -164,6 +179,22 @@ fn never_idle(view: &View<'_>, decision: &Decision, defers: bool) -> Result<(), 
     Ok(())
 }
 
+/// Whoever goes beside the prompts that run leaves the first of them half of the batch, and with bounded streams a chunk.
+fn prompts_get_on(view: &View<'_>, decision: &Decision) -> Result<(), TestCaseError> {
+    let (Some(first), Step::Prefill(chunks)) = (view.prefilling.first(), &decision.step) else {
+        return Ok(());
+    };
+    // One that loads may have to wait for it.
+    if first.loading > 0 {
+        return Ok(());
+    }
+    let chunk = chunks.iter().find(|chunk| chunk.id == first.id).map_or(0, |chunk| chunk.tokens);
+    let half = view.limits.batch_tokens.div_ceil(2);
+    let least = if view.limits.max_decode_stall.is_some() { 1 } else { half };
+    prop_assert!(chunk >= least.min(first.remaining), "{chunk} of {half}");
+    Ok(())
+}
+
 /// With a bound, a prefill step and the decode step after it end in time, or compute no more than they must.
 fn gap_is_bounded(view: &View<'_>, decision: &Decision) -> Result<(), TestCaseError> {
     let (Some(most), Step::Prefill(_), false) =
@@ -185,7 +216,7 @@ proptest! {
     #[test]
     fn static_is_its_model_step_for_step(situation in situations()) {
         let situation = Situation { stall: None, ..situation };
-        let queue = queue(situation.waiting.iter().cloned());
+        let queue = situation.queue();
         let view = situation.view(&queue);
         let decision = fixed().decide(&view);
         let expected = naive::decision(&view, Rule { ratio: 100.0, helpers: false }, 10e-6);
@@ -196,7 +227,7 @@ proptest! {
     fn adaptive_is_its_model_step_for_step(situation in situations()) {
         // Prices of powers of two, so that both reckon exactly.
         let situation = Situation { stall: None, ..situation };
-        let queue = queue(situation.waiting.iter().cloned());
+        let queue = situation.queue();
         let prices = Prices {
             load: Some(LoadPrice { latency: 0.0, per_token: 0.5f64.powi(15) }),
             prefill: Some(StepCost { per_step: 0.0, per_token: 0.5f64.powi(10), per_pair: 0.0 }),
@@ -210,7 +241,7 @@ proptest! {
 
     #[test]
     fn limits_hold_and_equal_views_give_equal_decisions(situation in situations()) {
-        let queue = queue(situation.waiting.iter().cloned());
+        let queue = situation.queue();
         let view = situation.view(&queue);
         for policy in policies().iter_mut() {
             let decision = policy.decide(&view);
@@ -224,6 +255,7 @@ proptest! {
             let defers = policy.deferral_threshold().is_some();
             limits_hold(&view, &decision, defers)?;
             never_idle(&view, &decision, defers)?;
+            prompts_get_on(&view, &decision)?;
             gap_is_bounded(&view, &decision)?;
         }
     }
