@@ -49,7 +49,7 @@ def test_what_was_measured_is_told_and_logged_once(
     assert sorted(told[:2] for told in runtime.told) == sorted(SHAPES)
     said = {record.levelno: record.getMessage() for record in caplog.records}
     assert said[logging.INFO].startswith("measured before serving: prefill of 16 tokens ")
-    assert ("4.00 GB/s + 50 us a transfer" in said[logging.INFO]) == (link is not None)
+    assert ("4,000 MB/s + 50 us a transfer" in said[logging.INFO]) == (link is not None)
     if problem is None:
         assert list(said) == [logging.INFO]
     else:

@@ -92,7 +92,7 @@ impl LinkTrial {
                 return Err(TrialError::Failed(error.to_string()));
             }
             // A part says less than what was whole before it, but more than nothing.
-            if done.bytes > 0 && (!cut || samples.is_empty()) {
+            if done.bytes > 0 && !took.is_zero() && (!cut || samples.is_empty()) {
                 samples.push((done.bytes, took));
             }
             if cut || clock() >= deadline {
