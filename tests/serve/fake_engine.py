@@ -183,6 +183,11 @@ class FakeEngine:
             "running": 2,
             "waiting": 1,
             "preemptions": 7,
+            "cost_load_bytes_per_s": 2.5e9,
+            "cost_load_measurements": 12,
+            "cost_load_error_median": 0.07,
+            "cost_load_error_p90": 0.31,
+            "cost_decode_error_p90": 0.2,
         }
 
     def check(self) -> None:

@@ -55,6 +55,8 @@ def test_metrics_are_readable_and_agree_with_the_engine(serve: Callable[..., Run
     assert value("strata_running") == 2
     assert value("strata_device_pinned_pages") == 3
     assert value("strata_preemptions_total") == 7
+    assert value("strata_cost_load_error_median") == 0.07
+    assert value("strata_cost_load_error_p90") == 0.31
     assert value("strata_hit_age_seconds_bucket", le="10.0") == 5
     assert value("strata_hit_age_seconds_bucket", le="+Inf") == 6
     assert value("strata_hit_age_seconds_sum") == 700
@@ -72,6 +74,18 @@ def test_scheduler_says_why_each_request_waits(served: RunningServer) -> None:
     assert waiting["request_id"] == 7 and waiting["waited_s"] == 1.5
     assert waiting["why"].startswith("deferred: request 6 computes 290")
     assert body["counters"]["deferred_s"] == 1.5 and body["counters"]["set_aside"] == 4
+
+
+def test_scheduler_says_what_it_reckons_with_and_how_far_off_it_is(served: RunningServer) -> None:
+    costs = served.http.get("/scheduler").json()["costs"]
+    assert list(costs) == ["prefill", "decode", "load", "backup", "spill", "prefetch"]
+    assert costs["load"] == {
+        "bytes_per_s": 2.5e9,
+        "measurements": 12,
+        "error_median": 0.07,
+        "error_p90": 0.31,
+    }
+    assert costs["decode"] == {"error_p90": 0.2} and costs["backup"] == {}
 
 
 def test_cache(served: RunningServer) -> None:

@@ -35,9 +35,10 @@ from strata.engine.runtime_options import PoolSizes, runtime_options
 from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
-from strata.engine.step import LoadFailedError, run_step, warm_up
+from strata.engine.step import LoadFailedError, run_step
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
+from strata.engine.warm_up import warm_up
 from strata.errors import CapacityError, RequestError, StorageError, StrataError
 from strata.models import pool_shape
 
@@ -195,7 +196,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            self._runtime.measured(*warm_up(self._served.model))
+            warm_up(self._served.model, self._runtime)
             self._warm.set()
             while not self._stopping.is_set():
                 self._disk_log.look()

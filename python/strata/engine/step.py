@@ -9,7 +9,7 @@ import torch
 
 from strata._core import Plan
 from strata.errors import StorageError
-from strata.models import CausalLM, ForwardBatch, pool_shape
+from strata.models import CausalLM, ForwardBatch
 
 LOAD_TIMEOUT_S = 30.0
 """Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
@@ -41,31 +41,6 @@ def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
         slot_mapping=torch.from_numpy(plan.slot_mapping()),
         logits_rows=torch.from_numpy(ends[samples] - 1),
     )
-
-
-def warm_up(model: CausalLM) -> tuple[int, float]:
-    """A prefill and a decode over a pool of its own, on the thread that will compute: the first request must not pay
-    for thread pools, kernels' first calls and cold weights. Then one prefill more, which is measured: (tokens,
-    seconds)."""
-    page_size, pages = 16, 8
-    pool = torch.zeros(pool_shape(model.config, pages, page_size), dtype=model.dtype)
-    last = page_size * pages - 1
-    seconds = 0.0
-    for start, end in [(0, last), (last, last + 1), (0, last)]:
-        positions = torch.arange(start, end)
-        batch = ForwardBatch(
-            token_ids=positions % model.config.vocab_size,
-            positions=positions,
-            query_lengths=[end - start],
-            context_lengths=[end],
-            page_tables=[torch.arange(pages)],
-            slot_mapping=positions,
-            logits_rows=torch.tensor([end - start - 1]),
-        )
-        began = time.monotonic()
-        model.forward(batch, pool, lambda layer: None)
-        seconds = time.monotonic() - began
-    return last, seconds
 
 
 def run_step(

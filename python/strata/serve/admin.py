@@ -18,6 +18,7 @@ from strata.serve.protocol import AttachBody, DemoteBody, ResizeBody
 from strata.serve.service import Service
 
 _MOVES_IN = {"device": ("load",), "host": ("backup", "prefetch"), "disk": ("spill",)}
+_COSTS = ("prefill", "decode", "load", "backup", "spill", "prefetch")
 _MOVES_OUT = {"device": ("backup",), "host": ("load", "spill"), "disk": ("prefetch",)}
 
 
@@ -47,7 +48,8 @@ def cache_body(tiers: list[TierReport], stats: dict[str, float]) -> dict[str, An
 
 def scheduler_body(waiting: list[WaitingReport], stats: dict[str, float]) -> dict[str, Any]:
     """What `/scheduler` says: a sentence for each waiting request, in the order in which they would go, and counters.
-    `deferred` to `taken_over` count once a decision and request; `deferrals` and `deferred_s` what has ended."""
+    `deferred` to `taken_over` count once a decision and request; `deferrals` and `deferred_s` what has ended. `costs`
+    is what decisions reckon with, and how far off it was lately."""
     names = {
         "running": "running",
         "held": "held",
@@ -61,7 +63,18 @@ def scheduler_body(waiting: list[WaitingReport], stats: dict[str, float]) -> dic
     }
     counters: dict[str, float] = {name: int(stats.get(entry, 0)) for name, entry in names.items()}
     counters["deferred_s"] = stats.get("deferred_ns", 0) / 1e9
-    return {"waiting": [asdict(each) for each in waiting], "counters": counters}
+    return {
+        "waiting": [asdict(each) for each in waiting],
+        "counters": counters,
+        "costs": {work: costs_of(work, stats) for work in _COSTS},
+    }
+
+
+def costs_of(work: str, stats: dict[str, float]) -> dict[str, float]:
+    """What the cost model knows of one kind of step or transfer. Costs are seconds or bytes a second; errors are
+    |predicted - observed| / observed over the latest 64 measurements. What is not known is left out."""
+    prefix = f"cost_{work}_"
+    return {name.removeprefix(prefix): value for name, value in stats.items() if name.startswith(prefix)}
 
 
 def admin_router(service: Service) -> APIRouter:

@@ -219,6 +219,11 @@ impl CacheController {
         }
     }
 
+    /// Pages of one tier.
+    pub fn capacity(&self, tier: TierId) -> u32 {
+        self.pools[tier.index()].capacity()
+    }
+
     /// Transfers in flight, all kinds, and pages that wait for staging.
     pub fn transfers_in_flight(&self) -> usize {
         self.transfers.len() + usize::from(!self.relays.is_empty())

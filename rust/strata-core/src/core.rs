@@ -168,7 +168,7 @@ impl Core {
     /// place.
     fn unfit(&self, prompt: usize, max_new_tokens: usize) -> Option<String> {
         let places = prompt + max_new_tokens - 1;
-        let room = self.control.tier_stats(TierId::DEVICE).capacity as usize * self.page_size();
+        let room = self.control.capacity(TierId::DEVICE) as usize * self.page_size();
         (places.div_ceil(self.page_size()) * self.page_size() > room).then(|| {
             format!(
                 "{places} tokens (prompt {prompt} + {max_new_tokens} to generate) can never fit the device pool of \
@@ -288,9 +288,9 @@ impl Core {
         Ok(())
     }
 
-    /// A prefill of so many tokens took this long outside any plan.
-    pub fn measured(&mut self, tokens: usize, busy: Duration) {
-        self.costs.measured(&StepShape::row(tokens as u64, 0), busy);
+    /// A step of so many tokens of one request, after so many before them, took this long outside any plan.
+    pub fn measured(&mut self, tokens: usize, context: usize, busy: Duration) {
+        self.costs.measured(&StepShape::row(tokens as u64, context as u64), busy);
     }
 
     /// A Mover has finished with a transfer.

@@ -90,7 +90,7 @@ enum Command {
     AttachDisk(Arc<dyn Mover>, u32, Sender<bool>),
     Recovered(Range<u32>, Vec<(PageId, PageRecord)>, bool, Sender<u32>),
     DetachDisk(Duration, Sender<MaintenanceReport>),
-    Measured(usize, Duration),
+    Measured(usize, usize, Duration),
     Check(Sender<Result<bool, String>>),
     Stats(Sender<CoreStats>),
     Explain(Sender<Vec<WaitingReport>>),
@@ -212,9 +212,9 @@ impl DriverHandle {
         self.ask(limit + ANSWER, |reply| Command::DetachDisk(limit, reply))
     }
 
-    /// Tells what a prefill of so many tokens took, before any plan was formed.
-    pub fn measured(&self, tokens: usize, busy: Duration) -> Result<(), DriverError> {
-        self.send_surely(Command::Measured(tokens, busy))
+    /// Tells what a step of so many tokens after so many before them took, outside any plan.
+    pub fn measured(&self, tokens: usize, context: usize, busy: Duration) -> Result<(), DriverError> {
+        self.send_surely(Command::Measured(tokens, context, busy))
     }
 
     /// Proves that Core's books agree; says whether Core was idle, when the proof is the strictest.
@@ -391,7 +391,7 @@ impl Loop {
                 let _gone = reply.try_send(self.core.recovered(pages, found, last)?);
             }
             Command::DetachDisk(limit, reply) => self.core.detach_disk(now + limit, reply),
-            Command::Measured(tokens, busy) => self.core.measured(tokens, busy),
+            Command::Measured(tokens, context, busy) => self.core.measured(tokens, context, busy),
             Command::Check(reply) => {
                 let result =
                     self.core.check().map(|()| self.core.is_idle()).map_err(|error| error.to_string());

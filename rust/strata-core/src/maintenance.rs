@@ -176,7 +176,7 @@ impl Core {
 
     fn advance_resize(&mut self, late: bool, work: &mut Maintenance, pages: u32) -> Result<bool, CoreError> {
         let Some(tier) = work.tiers.first().copied() else { return Ok(true) };
-        let shrinks = pages < self.control.tier_stats(tier).capacity;
+        let shrinks = pages < self.control.capacity(tier);
         if shrinks && self.control.saves_victims(tier) && !self.push(late, work, tier)? && !late {
             return Ok(false);
         }

@@ -44,7 +44,7 @@ impl Core {
             return Ok(());
         }
         let lands = if self.control.is_staged() { TierId::DEVICE } else { TierId::HOST };
-        let capacity = self.control.tier_stats(lands).capacity;
+        let capacity = self.control.capacity(lands);
         let share = (f64::from(capacity) * self.prefetch_share) as u32;
         // A disk that hangs keeps what was given up too.
         let mut taken = self.pages_prefetched() + self.control.abandoned_pages() as u32;

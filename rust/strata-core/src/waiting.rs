@@ -170,7 +170,7 @@ impl Core {
 
     /// Device pages that early loads may still take.
     pub(crate) fn early_pages(&self) -> u32 {
-        let capacity = self.control.tier_stats(TierId::DEVICE).capacity;
+        let capacity = self.control.capacity(TierId::DEVICE);
         let taken: u32 = self.early.values().sum();
         ((f64::from(capacity) * self.early_share) as u32).saturating_sub(taken)
     }

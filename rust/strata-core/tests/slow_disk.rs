@@ -51,7 +51,7 @@ impl Disk {
         };
         PROMPTS.with(|prompts| prompts.borrow_mut().clear());
         let mut machine = Machine::new(setup, 23);
-        machine.core.measured(64, Duration::from_secs_f64(COMPUTE * 32.0));
+        machine.core.measured(64, 0, Duration::from_secs_f64(COMPUTE * 32.0));
         let mut disk = Disk { machine, speed, free: Time(0), reads: VecDeque::new(), asked: 1000 };
         disk.write();
         disk

@@ -6,6 +6,7 @@ mod disk;
 mod error;
 mod gate;
 mod keys;
+mod link;
 mod measure;
 mod measure_disk;
 mod measure_scheduler;

@@ -3,6 +3,7 @@
 use crate::disk::DiskKeeper;
 use crate::error::{Failure, Outcome};
 use crate::gate::released;
+use crate::link::LinkState;
 use crate::memory::{device_region, HostPages, LayerHold};
 use crate::options::Options;
 use crate::plan::{Plan, Refusal};
@@ -21,7 +22,6 @@ use strata_core::{
     StepTime, WaitingReport, Work,
 };
 use strata_disk::{DiskConfig, Geometry};
-use strata_sched::cost::CostPrior;
 use strata_tier::completion_queue;
 use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
 
@@ -35,7 +35,7 @@ const STAGING_BYTES: u64 = 64 << 20;
 /// How long an eviction waits for write-back at most.
 const SAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// Memory of each pool that is mapped before it is needed: a few long documents, well under any pool's own cap.
-const WARM_BYTES: u64 = 1 << 30;
+pub const WARM_BYTES: u64 = 1 << 30;
 /// Page alignment in the host arena and on disk: what O_DIRECT asks for.
 const ALIGNMENT: u64 = 4096;
 
@@ -47,6 +47,7 @@ pub struct Runtime {
     copies: Arc<CopyEngine>,
     disk: DiskKeeper,
     pools: Pools,
+    link: LinkState,
     options: Options,
     shape: KvShape,
     page_size: usize,
@@ -60,7 +61,7 @@ fn host_bytes(layout: &KvLayout, pages: u32) -> usize {
 
 /// Pages of one transfer: enough bytes to keep a disk busy, few enough to commit early, to cut, and to tell how it
 /// goes.
-fn transfer_pages(shape: KvShape) -> u32 {
+pub fn transfer_pages(shape: KvShape) -> u32 {
     u32::try_from(TRANSFER_BYTES / shape.page_bytes() as u64)
         .unwrap_or(u32::MAX)
         .clamp(1, MOST_TRANSFER_PAGES)
@@ -96,6 +97,7 @@ impl Runtime {
         options: &Options,
         device: Region,
         throttle: Arc<dyn strata_copy::Throttle>,
+        measures_link: bool,
     ) -> Outcome<Runtime> {
         let group = GroupId(0);
         let shape =
@@ -130,6 +132,17 @@ impl Runtime {
             sender.clone(),
         )?);
         let host = Arc::new(HostPages { region, layout: host_layout });
+        if let Some(warming) = warming {
+            // Done before the first request: it would take a core from it. A panic there costs only warmth.
+            let _panicked = warming.join();
+        }
+        // An emulated link is found out like any other: by what it does.
+        let link = match measures_link && options.host_pages > 0 {
+            true => {
+                LinkState::measure(&copies, &receiver, shape, [options.host_pages, options.device_pages])?
+            }
+            false => LinkState::default(),
+        };
         let core = Core::new(CoreConfig {
             control: ControlConfig {
                 page_size: options.page_size,
@@ -155,14 +168,9 @@ impl Runtime {
             max_waiting: options.max_waiting,
             prefetch_policy: options.prefetch_policy()?,
             prefetch_share: options.prefetch_share,
-            // An emulated link is learnt like any other: a slow one must be found out by what it does.
-            costs: CostPrior::default(),
+            costs: link.prior(),
             always_loads: options.always_loads()?,
         })?;
-        if let Some(warming) = warming {
-            // Done before the first request: it would take a core from it. A panic there costs only warmth.
-            let _panicked = warming.join();
-        }
         let device_mover: Arc<dyn strata_tier::Mover> = copies.clone();
         let movers = Movers { device: device_mover, disk: None };
         let driver = Driver::start(core, movers, receiver, options.outstanding_plans)
@@ -174,6 +182,7 @@ impl Runtime {
             copies,
             disk,
             pools: Pools::new(device_pool, device_layout, arena, host_layout, staging_pages),
+            link,
             options: options.clone(),
             shape,
             page_size: options.page_size as usize,
@@ -238,7 +247,9 @@ impl Runtime {
     ) -> Outcome<Runtime> {
         let device = device_region(device_address, device_bytes, device_owner)?;
         let throttle = options.throttle(hold);
-        released(py, || Runtime::build(&options, device, throttle))
+        // A hold stops a test's transfers: it is no link to be measured.
+        let measures_link = hold.is_none();
+        released(py, || Runtime::build(&options, device, throttle, measures_link))
     }
 
     /// Queues a request; a refusal comes back as work. Raises CapacityError if the queue of commands is full.
@@ -369,9 +380,17 @@ impl Runtime {
         Ok(flat.map(|(name, value)| (name.to_string(), value)).into())
     }
 
-    /// Tells what a prefill of `tokens` tokens took, so that loading and computing can be compared from the start.
-    fn measured(&self, py: Python<'_>, tokens: usize, busy_s: f64) -> Outcome<()> {
-        Ok(released(py, || self.handle.measured(tokens, seconds(busy_s)))?)
+    /// Tells what a step of `tokens` tokens after `context` others took, so that loading and computing can be compared
+    /// from the start.
+    fn measured(&self, py: Python<'_>, tokens: usize, context: usize, busy_s: f64) -> Outcome<()> {
+        Ok(released(py, || self.handle.measured(tokens, context, seconds(busy_s)))?)
+    }
+
+    /// What loads were measured to cost before serving, (seconds a transfer, seconds a byte), and why they were not.
+    /// Both None where there was nothing to measure.
+    #[getter]
+    fn measured_link(&self) -> (Option<(f64, f64)>, Option<String>) {
+        self.link.describe()
     }
 
     /// Opens a disk root of at most `capacity` bytes while the engine serves. Raises ConfigError if one is attached,

@@ -5,7 +5,7 @@ use strata_control::HIT_AGES_S;
 use strata_copy::CopyStats;
 use strata_core::CoreStats;
 use strata_disk::DiskStats;
-use strata_sched::cost::CostReport;
+use strata_sched::cost::{CostReport, Measured};
 use strata_types::{TierId, TransferKind};
 
 /// Flattens everything that is counted. Values are exact up to 2^53.
@@ -119,17 +119,30 @@ pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> 
     flat
 }
 
-/// What the cost model has learnt: speeds, and how far off its predictions were (median, relative).
+/// What the cost model has learnt, and how far off its latest predictions were. What it does not know is left out.
 fn learnt(costs: &CostReport) -> Vec<(String, f64)> {
     let mut flat = Vec::new();
+    let mut put = |name: &str, field: &str, value: Option<f64>| {
+        flat.extend(value.map(|value| (format!("cost_{name}_{field}"), value)));
+    };
     for (kind, link) in &costs.links {
-        let bandwidth = link.cost.and_then(|cost| cost.bandwidth());
-        flat.extend(bandwidth.map(|value| (format!("cost_{}_bytes_per_s", kind.name()), value)));
-        flat.extend(link.relative_error.map(|value| (format!("cost_{}_error", kind.name()), value)));
+        put(kind.name(), "s_per_transfer", link.cost.map(|cost| cost.latency));
+        put(kind.name(), "bytes_per_s", link.cost.and_then(|cost| cost.bandwidth()));
+        quality(link, |field, value| put(kind.name(), field, value));
     }
     for (name, step) in [("prefill", &costs.prefill), ("decode", &costs.decode)] {
-        flat.extend(step.cost.map(|cost| (format!("cost_{name}_s_per_token"), cost.per_token)));
-        flat.extend(step.relative_error.map(|value| (format!("cost_{name}_error"), value)));
+        put(name, "s_per_step", step.cost.map(|cost| cost.per_step));
+        put(name, "s_per_token", step.cost.map(|cost| cost.per_token));
+        put(name, "s_per_pair", step.cost.map(|cost| cost.per_pair));
+        quality(step, |field, value| put(name, field, value));
     }
     flat
+}
+
+/// On how many measurements a prediction rests, and how good it was lately.
+fn quality<Cost>(measured: &Measured<Cost>, mut put: impl FnMut(&str, Option<f64>)) {
+    put("measurements", Some(measured.observations as f64));
+    put("changes", Some(measured.changes as f64));
+    put("error_median", measured.relative_error.map(|error| error.median));
+    put("error_p90", measured.relative_error.map(|error| error.p90));
 }

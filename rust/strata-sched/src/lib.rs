@@ -22,7 +22,7 @@ mod why;
 
 pub use balance::{Balance, Predicted, Ratio, Scale};
 pub use balanced::{Adaptive, Balanced, BalancedOptions, Static};
-pub use cost::{CostModel, CostPrior, CostReport, LinkCost, Measured, StepCost, StepShape};
+pub use cost::{CostModel, CostPrior, CostReport, LinkCost, Measured, RelativeError, StepCost, StepShape};
 pub use fcfs::FirstComeFirstServed;
 pub use lpm::LongestPrefixFirst;
 pub use prices::{LoadPrice, Prices, Work};

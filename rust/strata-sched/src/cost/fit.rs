@@ -8,6 +8,7 @@
 //! Deterministic; an observation costs a few microseconds and allocates nothing.
 
 use super::solve::nonnegative;
+use super::RelativeError;
 
 /// Measurements that the fit looks at.
 const WINDOW: usize = 64;
@@ -124,9 +125,10 @@ impl<const N: usize> Fit<N> {
         self.changes
     }
 
-    /// The median of |predicted - actual| / actual over the latest predictions, each made before its measurement.
-    pub(super) fn relative_error(&self) -> Option<f64> {
-        median(self.errors.iter(WINDOW).copied())
+    /// |predicted - actual| / actual over the latest predictions, each made before its measurement.
+    pub(super) fn relative_error(&self) -> Option<RelativeError> {
+        let errors = || self.errors.iter(WINDOW).copied();
+        Some(RelativeError { median: median(errors())?, p90: percentile(errors(), 90)? })
     }
 
     /// Learns that something with these features took `seconds`.
@@ -220,11 +222,16 @@ fn predict<const N: usize>(coefficients: &[f64; N], features: &[f64; N]) -> f64 
 
 /// The middle one; the lower of two, since what disturbs a measurement makes it longer.
 fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    percentile(values, 50)
+}
+
+/// The smallest value that this part of them, in percent, does not exceed.
+fn percentile(values: impl Iterator<Item = f64>, percent: usize) -> Option<f64> {
     let (mut sorted, mut count) = ([0.0; WINDOW], 0usize);
     for (place, value) in sorted.iter_mut().zip(values) {
         *place = value;
         count += 1;
     }
-    let middle = count.checked_sub(1)? / 2;
-    Some(*sorted[..count].select_nth_unstable_by(middle, f64::total_cmp).1)
+    let place = (count * percent).div_ceil(100).checked_sub(1)?;
+    Some(*sorted[..count].select_nth_unstable_by(place, f64::total_cmp).1)
 }

@@ -65,9 +65,17 @@ pub struct Measured<Cost> {
     pub observations: u64,
     /// Lasting changes that were noticed: what was measured before the last one is forgotten.
     pub changes: u64,
-    /// The median of |predicted - actual| / actual over the latest 64 measurements, each predicted before it was
-    /// known; none before the second measurement.
-    pub relative_error: Option<f64>,
+    /// How far off the latest 64 predictions were; none before the second measurement.
+    pub relative_error: Option<RelativeError>,
+}
+
+/// |predicted - actual| / actual, each predicted before the measurement was known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RelativeError {
+    /// Half of the predictions were closer.
+    pub median: f64,
+    /// Nine in ten were.
+    pub p90: f64,
 }
 
 impl<Cost> Measured<Cost> {

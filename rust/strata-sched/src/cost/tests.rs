@@ -309,8 +309,10 @@ fn the_error_is_reported_as_it_is() {
     let mut latest = errors[errors.len() - 64..].to_vec();
     latest.sort_by(f64::total_cmp);
     let reported = model.report().links[0].1;
-    near(reported.relative_error.unwrap(), latest[31], 1e-3, "the median of the latest");
-    assert!((0.1..0.25).contains(&reported.relative_error.unwrap()), "noise of 30% is not hidden");
+    let error = reported.relative_error.unwrap();
+    near(error.median, latest[31], 1e-3, "the median of the latest");
+    near(error.p90, latest[57], 1e-3, "58 of 64 are at most nine tenths of them");
+    assert!((0.1..0.25).contains(&error.median), "noise of 30% is not hidden");
     assert_eq!((reported.observations, reported.changes), (301, 0));
 }
 
@@ -362,7 +364,9 @@ proptest! {
         for (_, link) in report.links {
             prop_assert!(link.cost.is_none_or(|c| c.latency.is_finite() && c.latency >= 0.0));
             prop_assert!(link.cost.is_none_or(|c| c.per_byte.is_finite() && c.per_byte >= 0.0));
-            prop_assert!(link.relative_error.is_none_or(|error| error.is_finite() && error >= 0.0));
+            prop_assert!(link
+                .relative_error
+                .is_none_or(|error| error.p90.is_finite() && 0.0 <= error.median && error.median <= error.p90));
         }
         for step in [report.prefill, report.decode] {
             if let Some(StepCost { per_step, per_token, per_pair }) = step.cost {
