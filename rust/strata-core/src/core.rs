@@ -47,6 +47,8 @@ pub struct Core {
     pub(crate) running: Vec<RequestId>,
     /// Outstanding plans, the oldest first.
     pub(crate) plans: VecDeque<Plan>,
+    /// When the oldest of them could begin.
+    pub(crate) front_since: Time,
     pub(crate) next_plan: u64,
     pub(crate) epoch: u64,
     /// Someone could not grow: no new plan until the outstanding ones are done and pages were freed.
@@ -86,6 +88,7 @@ impl Core {
             decode_gap: Duration::ZERO,
             running: Vec::new(),
             plans: VecDeque::new(),
+            front_since: Time::default(),
             next_plan: 0,
             epoch: 0,
             short_of_pages: false,
@@ -242,6 +245,7 @@ impl Core {
     /// waits for its results.
     fn take_front(&mut self, id: PlanId) -> Result<Option<Plan>, CoreError> {
         if self.plans.front().is_some_and(|plan| plan.id == id) {
+            self.front_since = self.now;
             return Ok(self.plans.pop_front());
         }
         if id.0 >= self.next_plan {

@@ -7,7 +7,7 @@ use crate::request::{Ending, Phase, Request, Running};
 use crate::stats::WaitingReport;
 use crate::CoreError;
 use std::time::Duration;
-use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Step, StepShape, View, Why};
+use strata_sched::{Admission, Chunk, Decision, Policy, Prefilling, Prices, Step, StepShape, View, Why};
 use strata_types::{PlanId, RequestId, TicketState, TierId, Time};
 
 /// Waiting requests whose pages are looked after before their turn comes.
@@ -101,6 +101,8 @@ impl Core {
             next_step.add(StepShape::row(1, request.tokens.len() as u64));
         }
         let page_size = self.page_size() as u32;
+        let mut prices = self.costs.prices(self.bytes_per_token(), &next_step);
+        prices.head_start = self.head_start(&prices);
         let view = View {
             now,
             waiting: &self.queue,
@@ -111,10 +113,23 @@ impl Core {
             early_pages: self.early_pages(),
             page_size,
             decode_gap: self.decode_gap,
-            prices: self.costs.prices(self.bytes_per_token(), &next_step),
+            prices,
             limits: self.limits,
         };
         ask(self.policy.as_mut(), &view)
+    }
+
+    /// Seconds for which a load that begins now is hidden before a plan that is formed now can begin.
+    fn head_start(&self, prices: &Prices) -> f64 {
+        let mut plans = self.plans.iter().map(|plan| self.predicted(&plan.rows));
+        let Some(front) = plans.next() else { return 0.0 };
+        let ahead = front.saturating_sub(self.now.since(self.front_since)) + plans.sum::<Duration>();
+        // One link: what is on its way for the plans before comes first.
+        let running = self.running.iter().filter_map(|id| self.requests.get(id));
+        let before = running.filter(|request| !request.prefilling()).filter_map(|request| request.running());
+        let tokens: u32 = before.map(|running| self.tokens_loading(running)).sum();
+        let busy = prices.load_seconds(f64::from(tokens)).unwrap_or_default();
+        (ahead.as_secs_f64() - busy).max(0.0)
     }
 
     fn bytes_per_token(&self) -> u64 {
@@ -266,6 +281,9 @@ impl Core {
         let plan = Plan { id: PlanId(self.next_plan), epoch: self.epoch, kind, rows, tickets };
         self.next_plan += 1;
         self.stats.plans += 1;
+        if self.plans.is_empty() {
+            self.front_since = self.now;
+        }
         self.plans.push_back(plan.clone());
         // Loads were decided before this plan and must be under way when the engine waits for them.
         self.collect_control();

@@ -207,7 +207,38 @@ fn run(setup: Setup, steps: Vec<Step>, noise: u64) -> (CoreStats, u32, Vec<Forme
             None => assert_eq!(machine.done.get(&id), Some(&answer), "request {id}"),
         }
     }
-    (machine.core.stats(), machine.found_again, machine.formed)
+    let (stats, found_again, formed) = (machine.core.stats(), machine.found_again, machine.formed.clone());
+    expect_warm(&mut machine, next);
+    (stats, found_again, formed)
+}
+
+/// Whatever has happened before, what was asked alone is on the device, every whole page of it.
+fn expect_warm(machine: &mut Machine, first: u64) {
+    let room = machine.core.stats().tiers[0].capacity as usize;
+    machine.setup.fault_percent = 0;
+    machine.unkept_every = 0;
+    let page_size = machine.setup.page_size;
+    let mut prompts: Vec<_> = PROMPTS
+        .with(|prompts| prompts.borrow().iter().map(|(id, (prompt, _))| (*id, prompt.clone())).collect());
+    prompts.sort_unstable();
+    for (place, (_, prompt)) in prompts.into_iter().enumerate() {
+        if prompt.len() / page_size + 2 > room {
+            continue;
+        }
+        for again in [0, 1] {
+            let id = RequestId(first + 2 * place as u64 + again);
+            machine.arrive(id, prompt.clone(), 1, "", 0);
+            machine.settle();
+            machine.drain();
+            assert!(machine.done.contains_key(&id), "request {id}: {:?}", machine.refused.get(&id));
+            if again == 1 {
+                let mut rows = machine.formed.iter().flat_map(|plan| &plan.rows);
+                let row = rows.find(|row| row.id == id.0).unwrap();
+                let hit = (prompt.len() - 1) / page_size * page_size;
+                assert_eq!(row.sources.map(|sources| sources.device), Some(hit), "request {id}: {row:?}");
+            }
+        }
+    }
 }
 
 /// From one admission to the next a request's rows follow each other: nothing is left out or computed twice.

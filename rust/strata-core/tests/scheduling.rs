@@ -452,6 +452,22 @@ fn streams_decode_while_a_load_cannot_be_hidden() {
 }
 
 #[test]
+fn what_runs_before_a_prompt_hides_its_load_too() {
+    let document = text(50, 8 * PAGE);
+    // The load takes longer than its five tokens' seven milliseconds, but not than these and a decode step of three.
+    for (outstanding, goes_at_once) in [(1, false), (2, true)] {
+        let setup = Setup { outstanding, ..setup() };
+        let mut timed = timed(setup, std::slice::from_ref(&document), 1.025);
+        start_stream(&mut timed);
+        let before = timed.machine.formed.len();
+        timed.machine.arrive(RequestId(2), question(&document, 2, 5), 2, "", 0);
+        timed.run(|timed| timed.ran.iter().any(|step| step.has(2)));
+        let next = &timed.machine.formed[before];
+        assert_eq!(next.rows.iter().any(|row| row.id == 2), goes_at_once, "{next:?}");
+    }
+}
+
+#[test]
 fn a_running_stream_waits_no_longer_than_the_bound_for_its_next_token() {
     let longest_gap = |max_decode_stall: Option<Duration>, outstanding| {
         let mut timed = timed(Setup { max_decode_stall, outstanding, ..setup() }, &[], 1.0);

@@ -42,6 +42,7 @@ fn measure(policy: &mut dyn Policy, waiting: u64) {
         load: Some(LoadPrice { latency: 20e-6, per_token: 10e-6 }),
         prefill: Some(StepCost { per_step: 1e-3, per_token: 280e-6, per_pair: 1e-9 }),
         decode_step: Some(1e-3),
+        head_start: 0.0,
     };
     let decodable = [RequestId(u64::MAX)];
     let limits =

@@ -130,7 +130,7 @@ impl Balance for Predicted {
     fn scale(&self, prices: &Prices) -> Scale {
         let (Some(load), Some(prefill)) = (prices.load, prices.prefill) else { return Scale::default() };
         Scale {
-            per_step: prefill.per_step,
+            per_step: prefill.per_step + prices.head_start,
             per_token: prefill.per_token,
             per_pair: prefill.per_pair,
             latency: load.latency,

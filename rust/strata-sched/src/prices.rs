@@ -22,6 +22,9 @@ pub struct Prices {
     pub prefill: Option<StepCost>,
     /// Seconds of one decode step of those who run.
     pub decode_step: Option<f64>,
+    /// Seconds for which a load that begins now is hidden before a plan that is formed now can begin: what the plans
+    /// before it still take, less what the link still carries for them.
+    pub head_start: f64,
 }
 
 impl Prices {
@@ -35,6 +38,7 @@ impl Prices {
             load: model.link_cost(TransferKind::Load).map(per_token),
             prefill: model.prefill_cost(),
             decode_step: model.predict_step(decode).map(|span| span.as_secs_f64()),
+            head_start: 0.0,
         }
     }
 

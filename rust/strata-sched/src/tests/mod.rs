@@ -15,6 +15,7 @@ pub(super) fn prices() -> Prices {
         load: Some(LoadPrice { latency: 0.0, per_token: 10e-6 }),
         prefill: Some(StepCost { per_step: 0.0, per_token: 280e-6, per_pair: 0.0 }),
         decode_step: Some(1e-3),
+        head_start: 0.0,
     }
 }
 

@@ -25,10 +25,11 @@ pub struct Model {
     tokens: u32,
 }
 
-/// Loaded tokens that hide behind a computed one, and whether helpers may join.
+/// Loaded tokens that hide behind a computed one, those that hide anyway, and whether helpers may join.
 #[derive(Clone, Copy)]
 pub struct Rule {
     pub ratio: f64,
+    pub hidden: f64,
     pub helpers: bool,
 }
 
@@ -52,7 +53,7 @@ impl Model {
         let load = f64::from(waiting.load_tokens() - self.shared(waiting));
         let compute = f64::from(self.chunk(waiting));
         let helps = rule.helpers && load <= rule.ratio * compute;
-        !helps && self.load + load > rule.ratio * (self.compute + compute)
+        !helps && self.load + load > rule.hidden + rule.ratio * (self.compute + compute)
     }
 
     fn join(&mut self, view: &View<'_>, waiting: &Waiting) -> Outcome {
@@ -192,11 +193,13 @@ fn bundle(batch: &mut Model, view: &View<'_>, rule: Rule, joined: &Waiting, cand
 /// What becomes of the batch: chunks, admissions, step.
 pub fn decision(view: &View<'_>, rule: Rule, seconds_per_load: f64) -> (Step, Vec<Admission>) {
     let batch = form(view, rule);
-    let bubble = !view.decodable.is_empty() && batch.load > rule.ratio * batch.compute;
+    let bubble = !view.decodable.is_empty() && batch.load > rule.hidden + rule.ratio * batch.compute;
     let waits = |part: &Part| {
         let patient =
             |since: Time| view.now.since(since).as_secs_f64() < 2.0 * part.load * seconds_per_load + 0.1;
-        bubble && part.load > rule.ratio * f64::from(part.tokens) && part.since.is_none_or(patient)
+        bubble
+            && part.load > rule.hidden + rule.ratio * f64::from(part.tokens)
+            && part.since.is_none_or(patient)
     };
     let tokens = |part: &Part| if waits(part) { 0 } else { part.tokens };
     let chunks: Vec<Chunk> = batch

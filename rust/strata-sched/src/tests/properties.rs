@@ -219,23 +219,25 @@ proptest! {
         let queue = situation.queue();
         let view = situation.view(&queue);
         let decision = fixed().decide(&view);
-        let expected = naive::decision(&view, Rule { ratio: 100.0, helpers: false }, 10e-6);
+        let expected = naive::decision(&view, Rule { ratio: 100.0, helpers: false, hidden: 0.0 }, 10e-6);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
     #[test]
-    fn adaptive_is_its_model_step_for_step(situation in situations()) {
+    fn adaptive_is_its_model_step_for_step(situation in situations(), ahead in 0u32..4) {
         // Prices of powers of two, so that both reckon exactly.
+        let (load, hidden) = (0.5f64.powi(15), f64::from(1024 * ahead));
         let situation = Situation { stall: None, ..situation };
         let queue = situation.queue();
         let prices = Prices {
-            load: Some(LoadPrice { latency: 0.0, per_token: 0.5f64.powi(15) }),
+            load: Some(LoadPrice { latency: 0.0, per_token: load }),
             prefill: Some(StepCost { per_step: 0.0, per_token: 0.5f64.powi(10), per_pair: 0.0 }),
             decode_step: None,
+            head_start: load * hidden,
         };
         let view = View { prices, ..situation.view(&queue) };
         let decision = adaptive().decide(&view);
-        let expected = naive::decision(&view, Rule { ratio: 32.0, helpers: true }, 0.5f64.powi(15));
+        let expected = naive::decision(&view, Rule { ratio: 32.0, helpers: true, hidden }, load);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
