@@ -83,8 +83,10 @@ def test_a_thousand_aborts(make_engine: MakeEngine, served: ServedModel, host: i
     assert before["device_resident"] == before["disk_resident"] == 15 * len(DOCUMENTS)
     states = abort_in_random_states(engine, random.Random(1), aborts)
     wait_idle(engine)
+    left, counted = occupancy(engine), engine.stats()
     bring_back(engine, served)
-    assert occupancy(engine) == before
+    grown = {name: value - counted[name] for name, value in engine.stats().items() if value != counted[name]}
+    assert occupancy(engine) == before, f"from {left}, by {grown}"
     stats = engine.stats()
     assert stats["aborted"] >= aborts * 0.9
     assert {"running", "waiting"} <= states.keys(), states

@@ -255,13 +255,14 @@ impl CacheController {
         Ok(Some(Prefetch { waits, pages: range, pin }))
     }
 
-    /// Takes a request off a transfer; the last one to leave a load or a prefetch cancels it.
+    /// Takes a request off a transfer; the last one to leave a load or a prefetch cancels it. A load that has ended is
+    /// left to its completion: whoever computed behind it may be done before that is here.
     pub fn leave(&mut self, request: RequestId, id: TransferId) -> Result<(), ControlError> {
         let id = self.transfers.current(id);
         let Some(transfer) = self.transfers.get_mut(id) else { return self.leave_relay(request, id) };
         transfer.users.remove(&request);
         let brings_up = matches!(transfer.kind, TransferKind::Load | TransferKind::Prefetch);
-        if transfer.users.is_empty() && brings_up && !transfer.cancelled {
+        if transfer.users.is_empty() && brings_up && !transfer.cancelled && !transfer.is_loaded() {
             self.cancel(id)?;
         }
         Ok(())

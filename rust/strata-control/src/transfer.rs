@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use strata_radix::Pin;
 use strata_types::{
-    LoadTicket, Namespace, PageId, PageMove, RequestId, TierId, Token, TransferError, TransferId,
-    TransferKind,
+    LoadTicket, Namespace, PageId, PageMove, RequestId, TicketState, TierId, Token, TransferError,
+    TransferId, TransferKind,
 };
 
 /// Which part of a page's way a transfer is.
@@ -40,6 +40,13 @@ pub(crate) struct Transfer {
     pub pages_whole: usize,
     pub error: Option<TransferError>,
     pub cancelled: bool,
+}
+
+impl Transfer {
+    /// Whether a load has brought every layer, whether or not its completion is here.
+    pub fn is_loaded(&self) -> bool {
+        self.ticket.as_ref().is_some_and(|ticket| ticket.state() == TicketState::Ready(ticket.layers()))
+    }
 }
 
 /// A page on its way: the transfer and where the page will be.
