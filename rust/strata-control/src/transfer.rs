@@ -1,5 +1,6 @@
 //! The transfers in flight, by number and by the page that they read, so that no page is moved twice at a time.
 
+use foldhash::fast::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use strata_radix::Pin;
@@ -54,7 +55,8 @@ pub(crate) struct InFlight {
 pub(crate) struct TransferTable {
     next: u64,
     transfers: HashMap<TransferId, Transfer>,
-    by_source: HashMap<(TransferKind, PageId), InFlight>,
+    /// Looked at for every page that moves, so hashed fast; never walked.
+    by_source: HashMap<(TransferKind, PageId), InFlight, RandomState>,
     /// Second legs by the number of their first.
     legs: HashMap<TransferId, TransferId>,
     counts: HashMap<TransferKind, usize>,
