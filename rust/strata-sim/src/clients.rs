@@ -165,9 +165,4 @@ impl Clients {
             self.due.push(Reverse((time, follower)));
         }
     }
-
-    /// Tokens of a request's prompt.
-    pub fn prompt_tokens(&self, index: usize) -> usize {
-        self.specs[index].prompt_tokens()
-    }
 }

@@ -45,7 +45,6 @@ struct Segment {
 #[derive(Debug)]
 struct Running {
     step: Step,
-    began: Time,
     layers: u32,
     segment: Option<Segment>,
     stalled_since: Option<Time>,
@@ -58,8 +57,6 @@ struct Running {
 pub struct Finished {
     /// The plan.
     pub plan: Plan,
-    /// When it began.
-    pub began: Time,
     /// Nanoseconds of computing, slowed or not.
     pub busy: u64,
     /// Nanoseconds of waiting for loads.
@@ -156,7 +153,6 @@ impl Device {
                 let step = self.queue.pop_front()?;
                 self.running = Some(Running {
                     step,
-                    began: now,
                     layers: 0,
                     segment: None,
                     stalled_since: None,
@@ -180,8 +176,8 @@ impl Device {
                     running.layers = segment.layers;
                     running.segment = None;
                     if segment.last {
-                        let Running { step, began, busy, stalled, .. } = self.running.take()?;
-                        return Some(Finished { plan: step.plan, began, busy, stalled });
+                        let Running { step, busy, stalled, .. } = self.running.take()?;
+                        return Some(Finished { plan: step.plan, busy, stalled });
                     }
                 }
                 None => {

@@ -102,7 +102,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Until all requests have ended, and what was asked for besides has been answered.
+    /// Until all requests have ended and nothing is under way, and what was asked for besides has been answered.
     fn run(&mut self, clients: &mut Clients, emptied: Option<&Emptied>) -> Result<(), SimulationError> {
         let mut rounds = 0;
         loop {
@@ -118,7 +118,7 @@ impl Simulation {
                 self.core.check()?;
             }
             let answered = emptied.is_none_or(|emptied| !emptied.is_empty());
-            if clients.unfinished() == 0 && answered {
+            if clients.unfinished() == 0 && answered && self.core.is_idle() {
                 return Ok(());
             }
             let next = self.next(clients)?;
