@@ -9,7 +9,7 @@ use crate::machine::Machine;
 use crate::model::Model;
 use crate::report::{Ended, Report, Tally};
 use crate::timeline::{Timeline, Track};
-use crate::workload::RequestSpec;
+use crate::workload::{After, RequestSpec, Segment};
 use crossbeam_channel::bounded;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub fn simulate_with(
     let specs = config.workload.requests(config.seed)?;
     let mut simulation = Simulation { core, machine, now: Time(0), checks: config.checks };
     if config.warm {
-        simulation.warm(&specs, config.max_in_flight)?;
+        simulation.warm(&specs)?;
     }
     let start = simulation.now;
     let before = simulation.core.stats();
@@ -77,22 +77,23 @@ struct Simulation {
 }
 
 impl Simulation {
-    /// Computes what each prompt begins with once and moves it off the device, so that the clock starts with a full host
-    /// and an empty device.
-    fn warm(&mut self, specs: &[RequestSpec], most_in_flight: usize) -> Result<(), SimulationError> {
+    /// Computes what each prompt begins with, twice, so that every write policy has copied it down, and empties the
+    /// device: the clock starts with a full host.
+    fn warm(&mut self, specs: &[RequestSpec]) -> Result<(), SimulationError> {
         let mut seen = HashSet::new();
-        let first = specs.iter().filter_map(|spec| Some((spec.prompt.first()?, spec)));
-        let contexts: Vec<RequestSpec> = first
-            .filter(|(segment, spec)| spec.prompt.len() > 1 && seen.insert(segment.id))
-            .map(|(segment, spec)| RequestSpec {
-                arrival_s: 0.0,
-                after: None,
-                prompt: vec![*segment],
-                output: 1,
-                answer: spec.answer,
-            })
-            .collect();
-        let mut clients = Clients::new(contexts, specs.len() as u64, most_in_flight, self.now);
+        let mut contexts: Vec<RequestSpec> = Vec::new();
+        for spec in specs.iter().filter(|spec| spec.prompt.len() > 1) {
+            for time in 0..if seen.insert(spec.prompt[0].id) { 2 } else { 0 } {
+                contexts.push(RequestSpec {
+                    arrival_s: 0.0,
+                    after: contexts.len().checked_sub(1).map(|request| After { request, think_s: 0.0 }),
+                    prompt: vec![spec.prompt[0], Segment { id: spec.answer, tokens: 1 + time }],
+                    output: 1,
+                    answer: spec.answer,
+                });
+            }
+        }
+        let mut clients = Clients::new(contexts, specs.len() as u64, 1, self.now);
         self.run(&mut clients, None)?;
         let (reply, emptied) = bounded(1);
         self.core.demote(self.now + DEMOTION, vec![TierId::DEVICE], reply);
