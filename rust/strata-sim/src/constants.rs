@@ -15,8 +15,9 @@ pub struct Constants(Value);
 impl Constants {
     /// Reads a table.
     pub fn parse(text: &str) -> Result<Constants, SimulationError> {
-        let parsed: Value = serde_json::from_str(text)
-            .map_err(|error| SimulationError::config(format!("the table of constants is no JSON: {error}")))?;
+        let parsed: Value = serde_json::from_str(text).map_err(|error| {
+            SimulationError::config(format!("the table of constants is no JSON: {error}"))
+        })?;
         Ok(Constants(plain(&parsed)))
     }
 

@@ -228,8 +228,7 @@ impl Device {
         let cost = &running.step.cost;
         let seconds = cost.overhead + cost.layer * f64::from(count) + if last { cost.head } else { 0.0 };
         let layers = running.layers + count;
-        running.segment =
-            Some(Segment { from: now, since: now, left: nanoseconds(seconds), layers, last });
+        running.segment = Some(Segment { from: now, since: now, left: nanoseconds(seconds), layers, last });
         running.step.cost.overhead = 0.0;
     }
 }

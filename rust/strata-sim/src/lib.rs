@@ -18,8 +18,8 @@ mod system;
 mod timeline;
 pub mod workload;
 
-pub use constants::Constants;
 pub use config::{plain, SimulationConfig};
+pub use constants::Constants;
 pub use error::SimulationError;
 pub use hardware::{CopyMethod, Disk, DiskOrder, Hardware, Operation};
 pub use model::{Model, StepCost, StepRow};

@@ -13,7 +13,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use strata_core::{Plan, PlanKind};
 use strata_types::{
-    LoadTicket, ShardId, Time, TransferCompletion, TransferDescriptor, TransferError, TransferId, TransferKind,
+    LoadTicket, ShardId, Time, TransferCompletion, TransferDescriptor, TransferError, TransferId,
+    TransferKind,
 };
 
 const TRACKS: [Track; 4] = [Track::LinkIn, Track::LinkOut, Track::DiskRead, Track::DiskWrite];
@@ -116,9 +117,10 @@ impl Machine {
             DiskOrder::LayerFirst => pages * pieces,
         };
         let stored = |bandwidth: fn(&crate::hardware::Disk) -> f64| {
-            self.hardware.disk.as_ref().map_or(0.0, |disk| {
-                operations * disk.per_operation_s + bytes / bandwidth(disk)
-            })
+            self.hardware
+                .disk
+                .as_ref()
+                .map_or(0.0, |disk| operations * disk.per_operation_s + bytes / bandwidth(disk))
         };
         match transfer.kind {
             _ if self.takes_no_time => 0.0,
@@ -126,7 +128,9 @@ impl Machine {
             TransferKind::Backup => copied(self.copy.to_host),
             TransferKind::Prefetch => stored(|disk| disk.read),
             TransferKind::Spill => stored(|disk| disk.write),
-            TransferKind::Erase => pages * self.hardware.disk.as_ref().map_or(0.0, |disk| disk.per_operation_s),
+            TransferKind::Erase => {
+                pages * self.hardware.disk.as_ref().map_or(0.0, |disk| disk.per_operation_s)
+            }
         }
     }
 

@@ -68,18 +68,21 @@ impl Fields<'_> {
     }
 
     fn need(&self, name: &str) -> Result<f64, SimulationError> {
-        let missing = || format!("the model's config has no number {name:?}: give a Hugging Face config.json");
+        let missing =
+            || format!("the model's config has no number {name:?}: give a Hugging Face config.json");
         self.get(name).filter(|value| *value > 0.0).ok_or_else(|| SimulationError::config(missing()))
     }
 }
 
 /// Bytes of a parameter by its dtype.
 fn dtype_bytes(config: &Value) -> Result<f64, SimulationError> {
-    let quantized = config.get("quantization_config").and_then(|quantization| quantization.get("quant_method"));
+    let quantized =
+        config.get("quantization_config").and_then(|quantization| quantization.get("quant_method"));
     if quantized.and_then(Value::as_str) == Some("fp8") {
         return Ok(1.0);
     }
-    let name = config.get("torch_dtype").or(config.get("dtype")).and_then(Value::as_str).unwrap_or("bfloat16");
+    let name =
+        config.get("torch_dtype").or(config.get("dtype")).and_then(Value::as_str).unwrap_or("bfloat16");
     match name {
         "float32" => Ok(4.0),
         "bfloat16" | "float16" => Ok(2.0),
@@ -214,7 +217,8 @@ impl Model {
         let passed = self.layer_parameters + self.experts_per_token * self.expert_parameters;
         let read = self.layer_parameters + self.experts_touched(tokens) * self.expert_parameters;
         let linear = takes(2.0 * tokens * passed, read * self.weight_bytes);
-        let (pair, bring) = if decode { (self.pair_flops[1], 0.0) } else { (self.pair_flops[0], self.context_flops) };
+        let (pair, bring) =
+            if decode { (self.pair_flops[1], 0.0) } else { (self.pair_flops[0], self.context_flops) };
         let attention = takes(pairs * pair + context * bring, reads * self.kv_token_bytes as f64);
         let head = takes(2.0 * samples * self.head_parameters, self.head_parameters * self.weight_bytes);
         StepCost {

@@ -29,7 +29,8 @@ impl Distribution {
             return Distribution::default();
         }
         values.sort_by(f64::total_cmp);
-        let rank = |part: f64| values[((values.len() as f64 * part).ceil() as usize).clamp(1, values.len()) - 1];
+        let rank =
+            |part: f64| values[((values.len() as f64 * part).ceil() as usize).clamp(1, values.len()) - 1];
         Distribution {
             count: values.len(),
             mean: values.iter().sum::<f64>() / values.len() as f64,
@@ -182,10 +183,15 @@ impl Report {
         let duration_s = seconds(last.0 - run.start.0);
         let per_second = |count: f64| if duration_s > 0.0 { count / duration_s } else { 0.0 };
         let finished = records.iter().filter(|record| record.finished.is_some()).count();
-        let values = |of: fn(&Record) -> Option<f64>| Distribution::of(records.iter().filter_map(of).collect());
+        let values =
+            |of: fn(&Record) -> Option<f64>| Distribution::of(records.iter().filter_map(of).collect());
         let prompt_tokens = sum_sources(records);
-        let ratios: Vec<f64> =
-            run.tally.batches.iter().map(|batch| batch.loaded as f64 / batch.computed.max(1) as f64).collect();
+        let ratios: Vec<f64> = run
+            .tally
+            .batches
+            .iter()
+            .map(|batch| batch.loaded as f64 / batch.computed.max(1) as f64)
+            .collect();
         let at_most = |most: f64| {
             ratios.iter().filter(|ratio| **ratio <= most).count() as f64 / ratios.len().max(1) as f64
         };

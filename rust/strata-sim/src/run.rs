@@ -161,7 +161,9 @@ impl Simulation {
                 match action {
                     Action::Plan(plan) => self.machine.compute(plan),
                     Action::Refuse(refusal) => clients.refused(self.now, refusal.request),
-                    Action::Control(ControlAction::Submit(transfer)) => self.machine.submit(self.now, transfer),
+                    Action::Control(ControlAction::Submit(transfer)) => {
+                        self.machine.submit(self.now, transfer)
+                    }
                     Action::Control(ControlAction::Cancel(kind, id)) => {
                         if let Some(completion) = self.machine.cancel(self.now, kind, id) {
                             self.core.transfer_done(self.now, completion)?;

@@ -130,7 +130,8 @@ impl System {
         let page_bytes = model.token_bytes() * u64::from(self.page_size);
         let device = hardware.device_bytes * hardware.device_share - model.weights();
         let host = if self.hierarchy { hardware.host_bytes } else { 0.0 };
-        let disk = hardware.disk.as_ref().filter(|_| self.hierarchy && self.disk).map_or(0.0, |disk| disk.bytes);
+        let disk =
+            hardware.disk.as_ref().filter(|_| self.hierarchy && self.disk).map_or(0.0, |disk| disk.bytes);
         let pages = [device, host, disk].map(|bytes| (bytes.max(0.0) / page_bytes as f64) as u32);
         if pages[0] < 2 {
             return Err(SimulationError::config(format!(

@@ -67,9 +67,7 @@ impl Timeline {
 
     /// The trace event format: one thread per track, times in microseconds.
     pub fn trace(&self) -> Value {
-        let name = |(index, (_, name)): (usize, &(Track, &str))| {
-            json!({"ph": "M", "pid": 1, "tid": index, "name": "thread_name", "args": {"name": name}})
-        };
+        let name = |(index, (_, name)): (usize, &(Track, &str))| json!({"ph": "M", "pid": 1, "tid": index, "name": "thread_name", "args": {"name": name}});
         let mut events: Vec<Value> = TRACKS.iter().enumerate().map(name).collect();
         events.extend(self.spans.iter().map(|span| {
             let track = TRACKS.iter().position(|(track, _)| *track == span.track);

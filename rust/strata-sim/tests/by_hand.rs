@@ -92,6 +92,7 @@ fn the_trace_is_what_perfetto_reads() {
     let spans = events.iter().filter(|event| event["ph"] == "X");
     assert_eq!(spans.count(), timeline.spans.len());
     assert!(events.iter().any(|event| event["args"]["name"] == "device stalls"));
-    let stalled: f64 = events.iter().filter(|event| event["tid"] == 1).filter_map(|event| event["dur"].as_f64()).sum();
+    let stalled: f64 =
+        events.iter().filter(|event| event["tid"] == 1).filter_map(|event| event["dur"].as_f64()).sum();
     close(stalled, 3500.0);
 }

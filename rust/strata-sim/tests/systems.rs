@@ -41,8 +41,7 @@ fn a_disk_serves_what_the_host_has_no_room_for() {
     for (policy, prefetch) in [("static", "best_effort"), ("adaptive", "adaptive"), ("fcfs", "wait")] {
         let mut value = documents(policy);
         value["hardware"]["host_bytes"] = json!(400_000.0);
-        value["hardware"]["disk"] =
-            json!({"bytes": 4e6, "read": 3e6, "write": 3e6, "per_operation_s": 1e-5});
+        value["hardware"]["disk"] = json!({"bytes": 4e6, "read": 3e6, "write": 3e6, "per_operation_s": 1e-5});
         value["system"]["disk"] = json!(true);
         value["system"]["prefetch_policy"] = json!(prefetch);
         let report = run(&value);
@@ -113,7 +112,11 @@ fn rounds_wait_for_the_answers_before_them() {
         assert!((request.submitted_s - before.submitted_s - before.latency_s - 2.0).abs() < 1e-6);
     }
     // What was said before, the last page of it and the last token generated left out, is not computed again.
-    assert!(report.requests[15..].iter().all(|request| request.computed <= 8 + 4 + 4), "{:?}", report.requests);
+    assert!(
+        report.requests[15..].iter().all(|request| request.computed <= 8 + 4 + 4),
+        "{:?}",
+        report.requests
+    );
 }
 
 #[test]
@@ -131,7 +134,8 @@ fn every_entry_of_the_table_is_a_simulation() {
     for hardware in table.names("hardware") {
         for system in table.names("systems").iter().filter(|system| *system != "base") {
             for workload in table.names("workloads") {
-                let named = table.simulation(&hardware, "llama-3.1-8b", system, &workload, &Value::Null).unwrap();
+                let named =
+                    table.simulation(&hardware, "llama-3.1-8b", system, &workload, &Value::Null).unwrap();
                 assert_eq!((&named.system.name, &named.hardware.name), (system, &hardware));
                 assert!(!named.workload.requests(1).unwrap().is_empty());
             }

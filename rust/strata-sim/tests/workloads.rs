@@ -8,7 +8,12 @@ use strata_sim::{Constants, Law, Random, Workload};
 
 fn workload(name: &str) -> Vec<RequestSpec> {
     let table = Constants::parse(&common::table()).unwrap();
-    table.simulation("h200", "llama-3.1-8b", "strata", name, &Value::Null).unwrap().workload.requests(3).unwrap()
+    table
+        .simulation("h200", "llama-3.1-8b", "strata", name, &Value::Null)
+        .unwrap()
+        .workload
+        .requests(3)
+        .unwrap()
 }
 
 fn means(requests: &[RequestSpec]) -> (f64, f64) {
@@ -68,8 +73,11 @@ fn orders_set_the_distance_between_questions_about_one_document() {
 #[test]
 fn equal_segments_are_equal_tokens_and_answers_come_back_in_prompts() {
     let requests = workload("reviewmt");
-    let (index, follower) =
-        requests.iter().enumerate().find_map(|(index, request)| Some((index, request.after?.request))).unwrap();
+    let (index, follower) = requests
+        .iter()
+        .enumerate()
+        .find_map(|(index, request)| Some((index, request.after?.request)))
+        .unwrap();
     let (first, second) = (&requests[follower], &requests[index]);
     let mut known = first.tokens();
     known.extend((0..first.output).map(|place| first.answer_token(place)));

@@ -100,7 +100,8 @@ pub fn shared_within(requests: &[RequestSpec], tokens: usize, span_s: f64) -> f6
     for times in seen.values_mut() {
         times.sort_by(|one, other| one.0.total_cmp(&other.0));
         for (place, (at, _)) in times.iter().enumerate() {
-            let near = |other: Option<&(f64, usize)>| other.is_some_and(|(time, _)| (time - at).abs() <= span_s);
+            let near =
+                |other: Option<&(f64, usize)>| other.is_some_and(|(time, _)| (time - at).abs() <= span_s);
             sharing += usize::from(near(times.get(place + 1)) || place > 0 && near(times.get(place - 1)));
         }
     }

@@ -125,7 +125,9 @@ impl Workload {
         };
         for (index, request) in requests.iter().enumerate() {
             if request.after.is_some_and(|after| after.request >= index) {
-                return Err(SimulationError::config(format!("request {index} follows one that is not before it")));
+                return Err(SimulationError::config(format!(
+                    "request {index} follows one that is not before it"
+                )));
             }
             if request.prompt_tokens() == 0 || request.output == 0 || !(request.arrival_s >= 0.0) {
                 return Err(SimulationError::config(format!(
