@@ -1,4 +1,5 @@
 //! The simulator drives Core alone: nothing that touches a disk, copies memory or knows Python is in its tree.
+#![allow(clippy::unwrap_used)]
 
 use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};

@@ -1,4 +1,5 @@
 //! Parameters and KV bytes against what the models' makers state.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

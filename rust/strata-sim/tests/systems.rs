@@ -1,4 +1,5 @@
 //! What holds of every system, whatever its numbers.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Generators keep to what they promise.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 

@@ -129,7 +129,11 @@ impl Workload {
                     "request {index} follows one that is not before it"
                 )));
             }
-            if request.prompt_tokens() == 0 || request.output == 0 || !(request.arrival_s >= 0.0) {
+            if request.prompt_tokens() == 0
+                || request.output == 0
+                || request.arrival_s.is_nan()
+                || request.arrival_s < 0.0
+            {
                 return Err(SimulationError::config(format!(
                     "request {index} needs a prompt, an answer and an arrival of 0 or more seconds"
                 )));
