@@ -56,12 +56,52 @@ pub(crate) struct InFlight {
     pub to: PageId,
 }
 
+/// Of a page that is not on its way.
+const NOWHERE: InFlight = InFlight { transfer: TransferId(0), to: PageId(u32::MAX) };
+
+/// Where pages are going, by kind and by the page that is read: looked at for every page that moves, and pages that move
+/// together lie together. Grows to the highest page that was ever moved.
+#[derive(Debug, Default)]
+struct Sources([Vec<InFlight>; 5]);
+
+impl Sources {
+    fn index(kind: TransferKind) -> usize {
+        match kind {
+            TransferKind::Load => 0,
+            TransferKind::Backup => 1,
+            TransferKind::Spill => 2,
+            TransferKind::Prefetch => 3,
+            TransferKind::Erase => 4,
+        }
+    }
+
+    fn get(&self, kind: TransferKind, from: PageId) -> Option<InFlight> {
+        let found = self.0[Self::index(kind)].get(from.0 as usize).copied();
+        found.filter(|moving| moving.transfer != NOWHERE.transfer)
+    }
+
+    fn set(&mut self, kind: TransferKind, from: PageId, moving: InFlight) {
+        let pages = &mut self.0[Self::index(kind)];
+        let place = from.0 as usize;
+        if place >= pages.len() {
+            pages.resize(place + 1, NOWHERE);
+        }
+        pages[place] = moving;
+    }
+
+    fn clear(&mut self, kind: TransferKind, from: PageId) {
+        if let Some(moving) = self.0[Self::index(kind)].get_mut(from.0 as usize) {
+            *moving = NOWHERE;
+        }
+    }
+}
+
 /// All transfers in flight.
 #[derive(Debug, Default)]
 pub(crate) struct TransferTable {
     next: u64,
     transfers: HashMap<TransferId, Transfer>,
-    by_source: HashMap<(TransferKind, PageId), InFlight>,
+    by_source: Sources,
     /// Second legs by the number of their first.
     legs: HashMap<TransferId, TransferId>,
     counts: HashMap<TransferKind, usize>,
@@ -85,7 +125,7 @@ impl TransferTable {
             self.legs.insert(transfer.origin, id);
         }
         for step in &transfer.moves {
-            self.by_source.insert((transfer.kind, step.from), InFlight { transfer: id, to: step.to });
+            self.by_source.set(transfer.kind, step.from, InFlight { transfer: id, to: step.to });
         }
         *self.counts.entry(transfer.kind).or_default() += 1;
         self.transfers.insert(id, transfer);
@@ -98,10 +138,10 @@ impl TransferTable {
         }
         self.legs.remove(&transfer.origin);
         for step in &transfer.moves {
-            let key = (transfer.kind, step.from);
             // A cancelled transfer may have a successor that moves the same page.
-            if self.by_source.get(&key).is_some_and(|moving| moving.transfer == id) {
-                self.by_source.remove(&key);
+            let moving = self.by_source.get(transfer.kind, step.from);
+            if moving.is_some_and(|moving| moving.transfer == id) {
+                self.by_source.clear(transfer.kind, step.from);
             }
         }
         Some(transfer)
@@ -111,7 +151,7 @@ impl TransferTable {
     pub fn forget_sources(&mut self, id: TransferId) {
         let Some(transfer) = self.transfers.get(&id) else { return };
         for step in &transfer.moves {
-            self.by_source.remove(&(transfer.kind, step.from));
+            self.by_source.clear(transfer.kind, step.from);
         }
     }
 
@@ -124,7 +164,7 @@ impl TransferTable {
     }
 
     pub fn moving(&self, kind: TransferKind, from: PageId) -> Option<InFlight> {
-        self.by_source.get(&(kind, from)).copied()
+        self.by_source.get(kind, from)
     }
 
     /// Whether a transfer reads this page.
