@@ -74,7 +74,9 @@ def warm_up(model: CausalLM, runtime: Runtime) -> None:
     link, problem = runtime.measured_link
     if link is not None:
         per_transfer, per_byte = link
-        found.append(f"host to device {1 / per_byte / 1e6:,.0f} MB/s + {per_transfer * 1e6:.0f} us a transfer")
+        found.append(
+            f"host to device {1 / per_byte / 1e6:,.0f} MB/s + {per_transfer * 1e6:.0f} us a transfer"
+        )
     _log.info("measured before serving: %s", ", ".join(found))
     if problem is not None:
         _log.warning(
