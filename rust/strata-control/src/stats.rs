@@ -64,7 +64,7 @@ impl HitAges {
 /// All counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlStats {
-    edges: [EdgeStats; 5],
+    edges: [EdgeStats; TransferKind::COUNT],
     /// Per tier, pages evicted for others.
     pub evicted: [u64; 3],
     /// Per tier, pages that a write-back policy should have copied down before they were evicted, and could not.
@@ -82,22 +82,12 @@ pub struct ControlStats {
 }
 
 impl ControlStats {
-    fn index(kind: TransferKind) -> usize {
-        match kind {
-            TransferKind::Load => 0,
-            TransferKind::Backup => 1,
-            TransferKind::Spill => 2,
-            TransferKind::Prefetch => 3,
-            TransferKind::Erase => 4,
-        }
-    }
-
     /// The counters of one edge.
     pub fn edge(&self, kind: TransferKind) -> &EdgeStats {
-        &self.edges[Self::index(kind)]
+        &self.edges[kind.index()]
     }
 
     pub(crate) fn edge_mut(&mut self, kind: TransferKind) -> &mut EdgeStats {
-        &mut self.edges[Self::index(kind)]
+        &mut self.edges[kind.index()]
     }
 }

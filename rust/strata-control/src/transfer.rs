@@ -62,26 +62,16 @@ const NOWHERE: InFlight = InFlight { transfer: TransferId(0), to: PageId(u32::MA
 /// Where pages are going, by kind and by the page that is read: looked at for every page that moves, and pages that move
 /// together lie together. Grows to the highest page that was ever moved.
 #[derive(Debug, Default)]
-struct Sources([Vec<InFlight>; 5]);
+struct Sources([Vec<InFlight>; TransferKind::COUNT]);
 
 impl Sources {
-    fn index(kind: TransferKind) -> usize {
-        match kind {
-            TransferKind::Load => 0,
-            TransferKind::Backup => 1,
-            TransferKind::Spill => 2,
-            TransferKind::Prefetch => 3,
-            TransferKind::Erase => 4,
-        }
-    }
-
     fn get(&self, kind: TransferKind, from: PageId) -> Option<InFlight> {
-        let found = self.0[Self::index(kind)].get(from.0 as usize).copied();
+        let found = self.0[kind.index()].get(from.0 as usize).copied();
         found.filter(|moving| moving.transfer != NOWHERE.transfer)
     }
 
     fn set(&mut self, kind: TransferKind, from: PageId, moving: InFlight) {
-        let pages = &mut self.0[Self::index(kind)];
+        let pages = &mut self.0[kind.index()];
         let place = from.0 as usize;
         if place >= pages.len() {
             pages.resize(place + 1, NOWHERE);
@@ -90,7 +80,7 @@ impl Sources {
     }
 
     fn clear(&mut self, kind: TransferKind, from: PageId) {
-        if let Some(moving) = self.0[Self::index(kind)].get_mut(from.0 as usize) {
+        if let Some(moving) = self.0[kind.index()].get_mut(from.0 as usize) {
             *moving = NOWHERE;
         }
     }

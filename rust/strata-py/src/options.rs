@@ -109,18 +109,11 @@ impl Options {
         let mut parts =
             BalancedOptions { threshold: self.deferral_tokens, max_wait, ..BalancedOptions::default() };
         for part in &self.scheduler_off {
-            match part.as_str() {
-                "defer" => parts.defer = false,
-                "balance" => parts.balance = false,
-                "bundles" => parts.bundles = false,
-                "bubbles" => parts.bubbles = false,
-                "early-loads" => parts.early_loads = false,
-                other => {
-                    return Err(Failure::Config(format!(
-                    "--scheduler-off {other:?} is no part: name some of defer, balance, bundles, bubbles, \
-                         early-loads, with commas between"
-                )))
-                }
+            if !parts.turn_off(part) {
+                return Err(Failure::Config(format!(
+                    "--scheduler-off {part:?} is no part: name some of defer, balance, bundles, bubbles, \
+                     early-loads, with commas between"
+                )));
             }
         }
         Ok(parts)

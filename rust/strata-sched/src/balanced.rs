@@ -51,6 +51,22 @@ impl Default for BalancedOptions {
     }
 }
 
+impl BalancedOptions {
+    /// Turns a part off by its name. False if there is none of that name.
+    pub fn turn_off(&mut self, part: &str) -> bool {
+        let part = match part {
+            "defer" => &mut self.defer,
+            "balance" => &mut self.balance,
+            "bundles" => &mut self.bundles,
+            "bubbles" => &mut self.bubbles,
+            "early-loads" => &mut self.early_loads,
+            _ => return false,
+        };
+        *part = false;
+        true
+    }
+}
+
 /// The policies `static` and `adaptive`, by their balance.
 #[derive(Debug)]
 pub struct Balanced<B> {

@@ -209,13 +209,8 @@ impl System {
         let mut parts =
             BalancedOptions { threshold: self.deferral_tokens, max_wait, ..BalancedOptions::default() };
         for part in &self.scheduler_off {
-            match part.as_str() {
-                "defer" => parts.defer = false,
-                "balance" => parts.balance = false,
-                "bundles" => parts.bundles = false,
-                "bubbles" => parts.bubbles = false,
-                "early-loads" => parts.early_loads = false,
-                other => return Err(SimulationError::config(format!("scheduler_off {other:?} is no part"))),
+            if !parts.turn_off(part) {
+                return Err(SimulationError::config(format!("scheduler_off {part:?} is no part")));
             }
         }
         match self.policy.as_str() {

@@ -21,6 +21,14 @@ pub enum TransferKind {
 }
 
 impl TransferKind {
+    /// How many kinds there are.
+    pub const COUNT: usize = 5;
+
+    /// Its place in a table of `COUNT` entries: the order of the variants.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
     /// The tier that is read (for `Erase`, the tier that is cleared).
     pub fn source(self) -> TierId {
         match self {

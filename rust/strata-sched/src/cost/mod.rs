@@ -28,16 +28,6 @@ const LINKS: [TransferKind; 5] = [
     TransferKind::Erase,
 ];
 
-fn index(link: TransferKind) -> usize {
-    match link {
-        TransferKind::Load => 0,
-        TransferKind::Backup => 1,
-        TransferKind::Spill => 2,
-        TransferKind::Prefetch => 3,
-        TransferKind::Erase => 4,
-    }
-}
-
 /// What is known before anything is measured: by default nothing. Counts as three measurements each.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CostPrior {
@@ -51,7 +41,7 @@ pub struct CostPrior {
 impl CostPrior {
     /// Adds what is known about one link.
     pub fn with_link(mut self, link: TransferKind, cost: LinkCost) -> CostPrior {
-        self.links[index(link)] = Some(cost);
+        self.links[link.index()] = Some(cost);
         self
     }
 }
@@ -123,7 +113,7 @@ impl CostModel {
 
     /// Learns that a transfer took `busy`, queueing left out. One that moved no byte says nothing.
     pub fn observe_transfer(&mut self, link: TransferKind, bytes: u64, busy: Duration) {
-        self.links[index(link)].observe(bytes, busy);
+        self.links[link.index()].observe(bytes, busy);
     }
 
     /// How long a step will take, loads left out. A decode step is predicted from prefill until one was measured.
@@ -138,12 +128,12 @@ impl CostModel {
 
     /// How long a transfer of `bytes` takes, queueing left out; nothing takes no time.
     pub fn predict_transfer(&self, link: TransferKind, bytes: u64) -> Option<Duration> {
-        self.links[index(link)].predict(bytes)
+        self.links[link.index()].predict(bytes)
     }
 
     /// What a transfer over one link costs, once that is known.
     pub fn link_cost(&self, link: TransferKind) -> Option<LinkCost> {
-        self.links[index(link)].cost()
+        self.links[link.index()].cost()
     }
 
     /// What a prefill step costs, once that is known.
@@ -153,7 +143,7 @@ impl CostModel {
 
     /// Bytes per second of one link, its latency left out.
     pub fn bandwidth(&self, link: TransferKind) -> Option<f64> {
-        self.links[index(link)].cost().and_then(|cost| cost.bandwidth())
+        self.links[link.index()].cost().and_then(|cost| cost.bandwidth())
     }
 
     /// What was learnt, and how well it predicts.
@@ -161,7 +151,7 @@ impl CostModel {
         CostReport {
             prefill: self.steps.prefill(),
             decode: self.steps.decode(),
-            links: LINKS.map(|link| (link, self.links[index(link)].measured())),
+            links: LINKS.map(|link| (link, self.links[link.index()].measured())),
         }
     }
 }
