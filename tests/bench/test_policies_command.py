@@ -126,6 +126,7 @@ def test_parts_are_run_at_one_rate() -> None:
         "bundles",
         "bubbles",
         "early-loads",
+        "worth",
     ]
 
 

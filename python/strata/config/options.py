@@ -206,7 +206,7 @@ class SchedulerOptions:
         default="",
         metadata=text(
             "parts of adaptive and static to turn off, with commas between: defer, balance, bundles, bubbles, "
-            "early-loads"
+            "early-loads, worth"
         ),
     )
     deferral_tokens: int = field(

@@ -112,7 +112,7 @@ impl Options {
             if !parts.turn_off(part) {
                 return Err(Failure::Config(format!(
                     "--scheduler-off {part:?} is no part: name some of defer, balance, bundles, bubbles, \
-                     early-loads, with commas between"
+                     early-loads, worth, with commas between"
                 )));
             }
         }

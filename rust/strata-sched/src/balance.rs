@@ -19,6 +19,8 @@ pub struct Scale {
     pub per_loaded: f64,
     /// Whether those who bring more compute than load may join a batch that is loading-bound anyway.
     pub takes_helpers: bool,
+    /// What a request saves that joins a batch instead of having a step of its own.
+    pub own_step: f64,
 }
 
 impl Scale {
@@ -39,6 +41,14 @@ impl Scale {
     #[inline]
     pub fn is_loading_bound(&self, work: &Work) -> bool {
         self.margin(work) < 0.0
+    }
+
+    /// Whether a load takes less than what its request saves by joining a batch: else all of the batch had better not
+    /// wait for it.
+    #[inline]
+    pub fn saves_a_step(&self, part: &Work) -> bool {
+        let latency = if part.load > 0.0 { self.latency } else { 0.0 };
+        latency + self.per_loaded * part.load <= self.own_step
     }
 
     /// Whether a request may join a batch before the rest.
@@ -89,6 +99,11 @@ pub trait Balance: Send {
         shared > 0
     }
 
+    /// Whether the load that is worth most goes before the head.
+    fn goes_by_worth(&self) -> bool {
+        false
+    }
+
     /// Whether loads may begin while their requests wait.
     fn loads_early(&self) -> bool {
         false
@@ -114,7 +129,9 @@ impl Balance for Ratio {
     }
 
     fn scale(&self, _: &Prices) -> Scale {
-        Scale { per_token: self.loaded_per_computed, per_loaded: 1.0, ..Scale::default() }
+        // The paper fills up the batch whatever it loads.
+        let own_step = f64::INFINITY;
+        Scale { per_token: self.loaded_per_computed, per_loaded: 1.0, own_step, ..Scale::default() }
     }
 }
 
@@ -136,12 +153,17 @@ impl Balance for Predicted {
             latency: load.latency,
             per_loaded: load.per_token,
             takes_helpers: true,
+            own_step: prefill.per_step,
         }
     }
 
     /// A request that shares no more than a system prompt with the batch is not bundled with it for that.
     fn is_bundle(&self, shared: u32, added: f64) -> bool {
         shared > 0 && f64::from(shared) >= added
+    }
+
+    fn goes_by_worth(&self) -> bool {
+        true
     }
 
     fn loads_early(&self) -> bool {

@@ -3,9 +3,15 @@
 //! (3) A batch that is loading-bound all the same starts its loads, and running streams decode until the rest of a
 //! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
 //! which there is none. Prompts that run go on before all of these, but for short followers whose wait is over.
+//!
+//! `adaptive` goes on where the paper stops, at the link that is the bottleneck. Whose load does not hide goes before
+//! the head if its load is worth more: requests that wait for it, times how long, for each token loaded (R x W, as for
+//! data on a broadcast: Aksoy and Franklin, 1999). Worth grows with waiting, so everyone's turn comes. And once a batch
+//! is loading-bound, of the rest only those go whose load takes less than the step that they save: for any other the
+//! whole batch would wait.
 
 use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
-use crate::batch::{Batch, Row};
+use crate::batch::{Batch, Part, Row};
 use crate::fcfs::decode;
 use crate::glance::Glance;
 use crate::order::{Order, Position, Rules, Stretch};
@@ -14,6 +20,9 @@ use crate::why::{Reasons, Recorder, Silent, Why};
 use crate::{Decision, Policy, Step, View, DEFAULT_MAX_WAIT};
 use std::time::Duration;
 use strata_types::RequestId;
+
+/// Places of those who could go instead that a decision looks at, so that its time stays bounded.
+const WINDOW: usize = 256;
 
 /// The parts of the policy, each of which can be turned off, and their bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +39,8 @@ pub struct BalancedOptions {
     pub bubbles: bool,
     /// Loads begin while their requests wait, where the balance allows it.
     pub early_loads: bool,
+    /// The load that is worth most goes first, where the balance allows it.
+    pub worth: bool,
     /// Whoever has waited for longer goes before any priority.
     pub max_wait: Duration,
     /// A prompt yields to decode steps for at most twice the predicted rest of its load and this.
@@ -45,6 +56,7 @@ impl Default for BalancedOptions {
             bundles: true,
             bubbles: true,
             early_loads: true,
+            worth: true,
             max_wait: DEFAULT_MAX_WAIT,
             grace: Duration::from_millis(100),
         }
@@ -60,6 +72,7 @@ impl BalancedOptions {
             "bundles" => &mut self.bundles,
             "bubbles" => &mut self.bubbles,
             "early-loads" => &mut self.early_loads,
+            "worth" => &mut self.worth,
             _ => return false,
         };
         *part = false;
@@ -136,12 +149,17 @@ impl<B: Balance> Balanced<B> {
 
     fn fill<R: Recorder>(&mut self, batch: &mut Batch<'_>, mut reached: Position, recorder: &mut R) {
         let slots = batch.view().waiting.slots();
+        let start = reached;
         let Some(head) = self.order.next(&mut reached) else { return };
-        // Nobody passes the head.
-        if !self.admit(batch, head, &slots[head], recorder) {
+        let first = self.worth_most(batch, head, reached);
+        if first != head {
+            reached = start;
+        }
+        // Nobody passes the first.
+        if !self.admit(batch, first, &slots[first], recorder) {
             return;
         }
-        self.bundle(batch, &slots[head], slots, recorder);
+        self.bundle(batch, &slots[first], slots, recorder);
         while let Some(place) = self.next_welcome(batch, &mut reached, recorder) {
             if !self.admit(batch, place, &slots[place], recorder) {
                 break;
@@ -149,6 +167,35 @@ impl<B: Balance> Balanced<B> {
             self.bundle(batch, &slots[place], slots, recorder);
         }
         self.fill_with_the_rest(batch, reached, slots, recorder);
+    }
+
+    /// Who goes first: the head, or where its load does not hide, and it has not waited for too long, the one of its
+    /// priority whose load, which does not hide either, is worth more.
+    fn worth_most(&self, batch: &Batch<'_>, head: usize, mut next: Position) -> usize {
+        let view = batch.view();
+        let slots = view.waiting.slots();
+        let sticks_out = |place: usize| {
+            let part = batch.part(&slots[place]);
+            part.is_some_and(|part| self.scale.is_loading_bound(&batch.work.plus(part.work)))
+        };
+        let by_worth = self.options.worth && self.balance.goes_by_worth();
+        if !by_worth || self.order.is_first_aged() || !sticks_out(head) {
+            return head;
+        }
+        let (mut first, mut most) = (head, view.worth(head));
+        for _ in 0..WINDOW {
+            let Some(place) = self.order.next(&mut next) else { break };
+            if slots[place].waiting.priority != slots[head].waiting.priority {
+                break;
+            }
+            if self.order.is_open(place) && sticks_out(place) {
+                let worth = view.worth(place);
+                if worth > most {
+                    (first, most) = (place, worth);
+                }
+            }
+        }
+        first
     }
 
     /// The next who may join before the rest; sets aside those who may not.
@@ -189,7 +236,7 @@ impl<B: Balance> Balanced<B> {
         self.order.counts.set_aside += open.iter().map(|is_open| u32::from(*is_open)).sum::<u32>();
     }
 
-    /// Admits, up to where the first pass came, those whom it has set aside.
+    /// Admits, up to where the first pass came, those whom it has set aside, as far as the balance lets them.
     fn fill_with_the_rest<R: Recorder>(
         &mut self,
         batch: &mut Batch<'_>,
@@ -197,11 +244,20 @@ impl<B: Balance> Balanced<B> {
         slots: &[Slot],
         recorder: &mut R,
     ) {
-        let mut at = Position::default();
+        let (mut at, mut left_out) = (Position::default(), 0);
         while let Some(place) = self.order.next(&mut at) {
-            if self.order.is_open(place)
-                && (at == reached || !self.admit(batch, place, &slots[place], recorder))
-            {
+            if !self.order.is_open(place) {
+                continue;
+            }
+            if at == reached || left_out == WINDOW {
+                break;
+            }
+            let sticks_out = |part: Part| !self.scale.saves_a_step(&part.work);
+            let is_bound = self.scale.is_loading_bound(&batch.work);
+            let may_fill = !is_bound || !batch.part(&slots[place]).is_some_and(sticks_out);
+            if !may_fill {
+                left_out += 1;
+            } else if !self.admit(batch, place, &slots[place], recorder) {
                 break;
             }
         }

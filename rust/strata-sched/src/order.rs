@@ -176,6 +176,11 @@ impl Order {
         self.rules.threshold.is_some() && slot.deferred_before && slot.load == 0 && !self.is_delay_hit(slot)
     }
 
+    /// Whether the first of all has waited for too long.
+    pub fn is_first_aged(&self) -> bool {
+        self.aged > 0
+    }
+
     /// The places side by side that are next in the order.
     #[inline]
     pub fn ahead(&self, at: &mut Position) -> Option<Stretch> {

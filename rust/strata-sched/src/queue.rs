@@ -6,6 +6,7 @@
 use crate::glance::{Glance, Kind};
 use crate::{Standing, Waiting};
 use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 use strata_types::{RequestId, Time};
@@ -76,6 +77,8 @@ pub struct Queue {
     keys: HashMap<RequestId, Key>,
     /// By the node of their first load, so that all who share a load are found without a scan.
     sharers: BTreeSet<(u64, Key)>,
+    /// How many those are, by node.
+    sharers_of: HashMap<u64, u32>,
     gaps: usize,
     threshold: Option<u32>,
     /// Deferrals that have ended: the run was published or taken over, or the request left.
@@ -93,6 +96,7 @@ impl Queue {
             kinds: Vec::new(),
             keys: HashMap::new(),
             sharers: BTreeSet::new(),
+            sharers_of: HashMap::new(),
             gaps: 0,
             threshold,
             deferrals: 0,
@@ -140,8 +144,8 @@ impl Queue {
         slot.sum_up();
         let after = slot.first_load;
         if before != after {
-            before.map(|node| self.sharers.remove(&(node, key)));
-            after.map(|node| self.sharers.insert((node, key)));
+            self.unshare(before, key);
+            self.share(after, key);
         }
         self.account(place, now);
         true
@@ -221,6 +225,31 @@ impl Queue {
         self.sharers.range((node, first)..=(node, last)).filter_map(|(_, key)| self.place(key))
     }
 
+    /// How many there are whose first load is this node.
+    pub(crate) fn count_sharers(&self, node: u64) -> u32 {
+        self.sharers_of.get(&node).copied().unwrap_or(0)
+    }
+
+    fn share(&mut self, node: Option<u64>, key: Key) {
+        let Some(node) = node else { return };
+        if self.sharers.insert((node, key)) {
+            *self.sharers_of.entry(node).or_insert(0) += 1;
+        }
+    }
+
+    fn unshare(&mut self, node: Option<u64>, key: Key) {
+        let Some(node) = node else { return };
+        if !self.sharers.remove(&(node, key)) {
+            return;
+        }
+        if let Entry::Occupied(mut count) = self.sharers_of.entry(node) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+
     fn locate(&self, id: RequestId) -> Option<(Key, usize)> {
         let key = *self.keys.get(&id)?;
         self.place(&key).map(|place| (key, place))
@@ -233,7 +262,7 @@ impl Queue {
     fn insert(&mut self, slot: Slot) -> usize {
         let key = Key::of(&slot.waiting);
         self.keys.insert(key.id, key);
-        slot.first_load.map(|node| self.sharers.insert((node, key)));
+        self.share(slot.first_load, key);
         let is_last = self.slots.last().is_none_or(|last| Key::of(&last.waiting) < key);
         let found = match is_last {
             true => Err(self.slots.len()),
@@ -266,8 +295,8 @@ impl Queue {
     fn take(&mut self, id: RequestId) -> Option<Slot> {
         let (key, place) = self.locate(id)?;
         self.keys.remove(&id);
+        self.unshare(self.slots[place].first_load, key);
         let slot = &mut self.slots[place];
-        slot.first_load.map(|node| self.sharers.remove(&(node, key)));
         let left = slot.clone();
         slot.waiting.standing.loads = Box::default();
         slot.gone = true;

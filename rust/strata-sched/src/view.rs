@@ -57,6 +57,17 @@ pub struct View<'a> {
     pub limits: Limits,
 }
 
+impl View<'_> {
+    /// What the load of the request at this place is worth: those who wait for it, times the seconds that it has
+    /// waited, for each token.
+    pub(crate) fn worth(&self, place: usize) -> f64 {
+        let slot = &self.waiting.slots()[place];
+        let waited = self.now.since(slot.waiting.arrived).as_secs_f64();
+        let served = slot.first_load.map_or(0, |node| self.waiting.count_sharers(node));
+        f64::from(served) * waited / f64::from(slot.load.max(1))
+    }
+}
+
 /// A part of an admitted request's prompt to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {

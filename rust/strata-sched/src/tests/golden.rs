@@ -77,6 +77,51 @@ fn a_bundle_goes_together_and_its_load_counts_once() {
 }
 
 #[test]
+fn the_load_that_is_worth_most_goes_first_and_alone() {
+    // A waits for longest; B and C wait for one document; D asks for a short one.
+    let all = || {
+        [
+            waiting(100, &[(1, 9000)], 10),
+            waiting(200, &[(2, 9000)], 10),
+            waiting(250, &[(2, 9000)], 10),
+            waiting(300, &[(4, 9000)], 10),
+        ]
+    };
+    let queue_of =
+        |all: [Waiting; 4]| queue(all.map(|waiting| Waiting { arrived: Time(waiting.id.0), ..waiting }));
+    let first = queue_of(all());
+    assert_eq!(ids(&adaptive().decide(&view(&first))), [200, 250], "no load of another makes the two wait");
+    // 1.8 times the wait of the two: once they have waited for 40 ns, A's turn has come.
+    let early = View { now: Time(240), ..view(&first) };
+    assert_eq!(ids(&adaptive().decide(&early)), [100]);
+    // Half of the load is worth twice as much.
+    let mut shorter = all();
+    shorter[3] = waiting(300, &[(4, 3500)], 10);
+    assert_eq!(ids(&adaptive().decide(&view(&queue_of(shorter)))), [300]);
+    // A higher priority, or too long a wait, is not passed.
+    let mut urgent = all();
+    urgent[0].priority = 1;
+    assert_eq!(ids(&adaptive().decide(&view(&queue_of(urgent)))), [100]);
+    let impatient = BalancedOptions { max_wait: Duration::from_nanos(850), ..BalancedOptions::default() };
+    assert_eq!(ids(&Adaptive::new(Predicted, impatient).decide(&view(&first))), [100]);
+    // By age with the part off, and as the paper has it: whatever fits.
+    let off = BalancedOptions { worth: false, ..BalancedOptions::default() };
+    assert_eq!(ids(&Adaptive::new(Predicted, off).decide(&view(&first))), [100]);
+    assert_eq!(ids(&fixed().decide(&view(&first))), [100, 200, 250, 300]);
+}
+
+#[test]
+fn a_short_load_joins_a_batch_that_waits_anyway() {
+    let queue = queue([waiting(1, &[(1, 9000)], 10), waiting(2, &[(2, 320)], 10)]);
+    let prefill = StepCost { per_step: 4e-3, per_token: 280e-6, per_pair: 0.0 };
+    let costly = View { prices: Prices { prefill: Some(prefill), ..prices() }, ..view(&queue) };
+    assert_eq!(ids(&adaptive().decide(&costly)), [1, 2], "3.2 ms of load for 4 ms of a step of its own");
+    let cheap = StepCost { per_step: 3e-3, per_token: 31e-6, per_pair: 0.0 };
+    let cheap = View { prices: Prices { prefill: Some(cheap), ..prices() }, ..view(&queue) };
+    assert_eq!(ids(&adaptive().decide(&cheap)), [1], "3.2 ms of load for 3 ms");
+}
+
+#[test]
 fn sharing_a_system_prompt_makes_no_bundle_when_adaptive() {
     let queue = queue([
         waiting(1, &[(7, 64), (1, 3000)], 10),

@@ -25,12 +25,15 @@ pub struct Model {
     tokens: u32,
 }
 
-/// Loaded tokens that hide behind a computed one, those that hide anyway, and whether helpers may join.
+/// Loaded tokens that hide behind a computed one, those that hide anyway, those that load while a step of its own would
+/// run, whether helpers may join, and whether the load that is worth most goes first.
 #[derive(Clone, Copy)]
 pub struct Rule {
     pub ratio: f64,
     pub hidden: f64,
+    pub own_step: f64,
     pub helpers: bool,
+    pub worth: bool,
 }
 
 enum Outcome {
@@ -120,32 +123,62 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
             batch.parts.push(Part { id: row.id, tokens, load, since: Some(row.since) });
         }
     }
+    let Some(first) = first(&batch, view, rule, &candidates) else { return batch };
+    if let Outcome::Full = batch.join(view, first) {
+        return batch;
+    }
+    bundle(&mut batch, view, rule, first, &candidates);
     let mut set_aside = Vec::new();
-    let gone = candidates.iter().filter(|waiting| batch.has(waiting)).count();
-    for (index, waiting) in candidates.iter().enumerate() {
+    for waiting in &candidates {
         if batch.has(waiting) {
             continue;
         }
-        if index > gone && batch.chunk(waiting) > 0 && batch.is_bound_with(rule, waiting) {
+        if batch.chunk(waiting) > 0 && batch.is_bound_with(rule, waiting) {
             set_aside.push(*waiting);
             continue;
         }
         if let Outcome::Full = batch.join(view, waiting) {
-            if index == gone {
-                return batch;
-            }
             break;
         }
         bundle(&mut batch, view, rule, waiting, &candidates);
     }
     for waiting in set_aside {
-        if !batch.has(waiting) {
-            if let Outcome::Full = batch.join(view, waiting) {
-                break;
-            }
+        let own = f64::from(waiting.load_tokens() - batch.shared(waiting));
+        let is_bound = batch.load > rule.hidden + rule.ratio * batch.compute;
+        if batch.has(waiting) || (is_bound && batch.chunk(waiting) > 0 && own > rule.own_step) {
+            continue;
+        }
+        if let Outcome::Full = batch.join(view, waiting) {
+            break;
         }
     }
     batch
+}
+
+/// The head, or where its load does not hide, of those of its priority of which this is true the one whose load is
+/// worth most.
+fn first<'a>(batch: &Model, view: &View<'_>, rule: Rule, candidates: &[&'a Waiting]) -> Option<&'a Waiting> {
+    let left: Vec<&Waiting> = candidates.iter().copied().filter(|waiting| !batch.has(waiting)).collect();
+    let head = *left.first()?;
+    let sticks_out = |waiting: &Waiting| {
+        let compute = batch.compute + f64::from(batch.chunk(waiting));
+        let load = batch.load + f64::from(waiting.load_tokens());
+        batch.chunk(waiting) > 0 && load > rule.hidden + rule.ratio * compute
+    };
+    if !rule.worth || !sticks_out(head) {
+        return Some(head);
+    }
+    let node = |waiting: &Waiting| waiting.standing.loads.first().map(|run| run.node);
+    let worth = |waiting: &Waiting| match node(waiting) {
+        Some(wanted) => {
+            let served = view.waiting.iter().filter(|other| node(other) == Some(wanted)).count();
+            let waited = view.now.since(waiting.arrived).as_secs_f64();
+            served as f64 * waited / f64::from(waiting.load_tokens().max(1))
+        }
+        None => 0.0,
+    };
+    let alike = left.iter().filter(|waiting| waiting.priority == head.priority && sticks_out(waiting));
+    alike.copied().reduce(|best, other| if worth(other) > worth(best) { other } else { best })
 }
 
 /// Those first in order who were deferred once, need nothing of others any more and load nothing, each as a whole, up

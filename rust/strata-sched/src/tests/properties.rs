@@ -63,7 +63,7 @@ fn situations() -> impl Strategy<Value = Situation> {
     )
         .prop_map(|(mut waiting, prefilling, decodes, pages, batch_tokens, max_running, stall, gap)| {
             for (id, (waiting, _)) in (0..).zip(&mut waiting) {
-                (waiting.id, waiting.arrived) = (RequestId(id), Time(id / 2));
+                (waiting.id, waiting.arrived) = (RequestId(id), Time(id / 2 * 80_000_000));
             }
             let (waiting, deferred_before) = waiting.into_iter().unzip();
             let rows = (100..).map(RequestId).zip(prefilling);
@@ -219,25 +219,28 @@ proptest! {
         let queue = situation.queue();
         let view = situation.view(&queue);
         let decision = fixed().decide(&view);
-        let expected = naive::decision(&view, Rule { ratio: 100.0, helpers: false, hidden: 0.0 }, 10e-6);
+        let rule =
+            Rule { ratio: 100.0, helpers: false, hidden: 0.0, own_step: f64::INFINITY, worth: false };
+        let expected = naive::decision(&view, rule, 10e-6);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
     #[test]
-    fn adaptive_is_its_model_step_for_step(situation in situations(), ahead in 0u32..4) {
+    fn adaptive_is_its_model_step_for_step(situation in situations(), ahead in 0u32..4, step in 0u32..4) {
         // Prices of powers of two, so that both reckon exactly.
-        let (load, hidden) = (0.5f64.powi(15), f64::from(1024 * ahead));
+        let (load, own_step) = (0.5f64.powi(15), f64::from(128 * step));
+        let hidden = f64::from(1024 * ahead) + own_step;
         let situation = Situation { stall: None, ..situation };
         let queue = situation.queue();
         let prices = Prices {
             load: Some(LoadPrice { latency: 0.0, per_token: load }),
-            prefill: Some(StepCost { per_step: 0.0, per_token: 0.5f64.powi(10), per_pair: 0.0 }),
+            prefill: Some(StepCost { per_step: load * own_step, per_token: 0.5f64.powi(10), per_pair: 0.0 }),
             decode_step: None,
-            head_start: load * hidden,
+            head_start: load * f64::from(1024 * ahead),
         };
         let view = View { prices, ..situation.view(&queue) };
         let decision = adaptive().decide(&view);
-        let expected = naive::decision(&view, Rule { ratio: 32.0, helpers: true, hidden }, load);
+        let expected = naive::decision(&view, Rule { ratio: 32.0, helpers: true, hidden, own_step, worth: true }, load);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
@@ -273,7 +276,9 @@ proptest! {
         let Some(head) = queue.iter().find(|waiting| !waiting.held) else { return Ok(()) };
         let fits = head.standing.pages + view.running <= view.available_pages
             && view.running < view.limits.max_running;
-        for policy in [&mut fixed() as &mut dyn Policy, &mut adaptive(), &mut FirstComeFirstServed::default()] {
+        let by_age = BalancedOptions { worth: false, ..BalancedOptions::default() };
+        let mut adaptive = Adaptive::new(Predicted, by_age);
+        for policy in [&mut fixed() as &mut dyn Policy, &mut adaptive, &mut FirstComeFirstServed::default()] {
             let decision = policy.decide(&view);
             prop_assert_eq!(decision.admissions.first().map(|admission| admission.id), fits.then_some(head.id));
         }
