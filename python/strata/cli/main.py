@@ -11,6 +11,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
     "inspect": ("strata.cli.inspect_command", "show what lies in a disk root"),
     "purge": ("strata.cli.purge_command", "delete the records in a disk root"),
+    "plan": (
+        "strata.simulate.plan.command",
+        "simulate tiers of many sizes and name the cheapest that is fast enough",
+    ),
     "doctor": ("strata.cli.doctor", "look at this machine: what works, what does not, which flags suit it"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""
