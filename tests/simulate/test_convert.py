@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from strata.errors import ConfigError
 from strata.simulate.convert import CharacterEstimate, Conversion, convert, counter_of
 from strata.simulate.convert.records import read_records
-from strata.simulate.workloads import at_rate, distinct_tokens, faster, first_requests, workload_file
+from strata.simulate.workloads import distinct_tokens, faster, first_requests, workload_file
 
 SHARED_DATA = Path(__file__).parents[2].parent / "shared" / "data"
 ESTIMATE = Conversion(CharacterEstimate(1.0))
@@ -327,13 +327,37 @@ def test_a_converted_file_is_a_workload(tmp_path: Path, loogle: Path) -> None:
     workload = workload_file(output)
     assert workload["kind"] == "explicit" and len(workload["requests"]) == 3
     assert set(workload) == {"kind", "requests"}
-    assert at_rate(workload, 2.0)["rate"] == 2.0
-    assert faster(at_rate(workload, 2.0), 3.0)["rate"] == 6.0
+    at_rate = {**workload, "rate": 2.0}
+    assert faster(at_rate, 3.0)["rate"] == 6.0
     assert len(first_requests(workload, 2)["requests"]) == 2
     refused = subprocess.run(
         [*command, "--output", str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert refused.returncode == 1 and "error: --output" in refused.stderr
+
+
+def test_the_simulator_takes_a_converted_file(tmp_path: Path, loogle: Path) -> None:
+    output = write(tmp_path / "out.json", json.dumps(convert("loogle", [loogle], ESTIMATE)))
+    names = ["--hardware", "h200", "--model", "llama-3.1-8b", "--system", "ours", "--workload", str(output)]
+    done = subprocess.run(
+        [sys.executable, "-m", "strata.simulate", *names, "--rate", "0.5", "--json", "-"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    result = json.loads(done.stdout)
+    assert result["report"]["finished"] == 4 and result["report"]["refused"] == 0
+    # Four arrivals at one in two seconds, by chance.
+    assert result["report"]["duration_s"] > 1.0
+    sources = result["report"]["prompt_tokens"]
+    assert sum(sources.values()) == result_tokens(output)
+
+
+def result_tokens(path: Path) -> int:
+    return sum(
+        segment["tokens"] for request in workload_file(path)["requests"] for segment in request["prompt"]
+    )
 
 
 def test_workload_files_of_other_kinds(tmp_path: Path) -> None:
@@ -342,8 +366,6 @@ def test_workload_files_of_other_kinds(tmp_path: Path) -> None:
     workload = workload_file(entry)
     assert len(workload["records"]) == 1 and "path" not in workload
     assert faster(workload, 4.0)["time_scale"] == 0.5
-    with pytest.raises(ConfigError, match="--rate-scale"):
-        at_rate(workload, 1.0)
     with pytest.raises(ConfigError, match="not more than 0"):
         faster(workload, 0.0)
     law = {"law": "constant", "mean": 10}

@@ -62,16 +62,6 @@ def plain(value: Any) -> Any:
     return value
 
 
-def at_rate(workload: Mapping[str, Any], rate: float | None) -> dict[str, Any]:
-    """The workload with this many requests (or sessions) a second; None: all at once. Raises ConfigError for a trace,
-    which has times of its own, and for tool agents."""
-    if workload["kind"] in ("trace", "tool_agents"):
-        raise ConfigError(
-            f"--rate: a workload of kind {workload['kind']} has times of its own; use --rate-scale, or leave --rate out"
-        )
-    return {**workload, "rate": rate}
-
-
 def faster(workload: Mapping[str, Any], times: float) -> dict[str, Any]:
     """The workload with arrivals `times` as dense; what readers take to think stays. Raises ConfigError."""
     if not 0 < times < float("inf"):

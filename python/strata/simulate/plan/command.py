@@ -16,7 +16,8 @@ from rich.console import Console
 import strata
 from strata.bench.load.plot import check_plot
 from strata.errors import ConfigError, StrataError
-from strata.simulate.constants import names, table
+from strata.simulate.constants import table
+from strata.simulate.entries import named
 from strata.simulate.plan.planner import Plan, Question, plan
 from strata.simulate.plan.prices import prices_of
 from strata.simulate.plan.shown import draw, markdown, show
@@ -26,8 +27,8 @@ from strata.simulate.workloads import faster, first_requests, workload_file
 
 UNMET = 3
 """The exit code where no size meets the target."""
-_GIVEN = "given by --{}"
-"""The name in the table of what a file describes; no name of the table looks like it."""
+_TRACE = "trace"
+"""The name of what --trace brings, in the table that is left for one run."""
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
@@ -109,16 +110,14 @@ def question_of(options: argparse.Namespace) -> Question:
     workload = workload_file(options.trace, "--trace")
     if options.requests is not None:
         workload = first_requests(workload, options.requests)
-    constants["workloads"] = {_GIVEN.format("trace"): faster(workload, options.rate_scale)}
-    hardware = _named(constants, "hardware", options.hardware, "hardware")
-    model = _named(constants, "models", options.model, "model")
-    if options.system not in names("systems", constants):
-        known = ", ".join(names("systems", constants))
-        raise ConfigError(f"--system {options.system} is not in the table; choose one of {known}")
+    constants["workloads"] = {_TRACE: faster(workload, options.rate_scale)}
+    hardware = named(constants, "hardware", "hardware", options.hardware)
+    model = named(constants, "models", "model", options.model)
+    system = named(constants, "systems", "system", options.system)
     overrides: dict[str, Any] = {"seed": options.seed}
     if options.max_in_flight is not None:
         overrides["max_in_flight"] = options.max_in_flight
-    config = configure(hardware, model, options.system, _GIVEN.format("trace"), overrides, constants)
+    config = configure(hardware, model, system, _TRACE, overrides, constants)
     return Question(
         config,
         options.ttft_p99,
@@ -131,31 +130,6 @@ def question_of(options: argparse.Namespace) -> Question:
         options.resolution,
         options.max_runs,
     )
-
-
-def _named(constants: dict[str, Any], section: str, given: str, flag: str) -> str:
-    """The name of an entry of the table; a file's content becomes an entry. Raises ConfigError."""
-    known = names(section, constants)
-    if given in known:
-        return given
-    path = Path(given)
-    if path.suffix.lower() != ".json":
-        raise ConfigError(
-            f"--{flag} {given} is not in the table; choose one of {', '.join(known)}, or name a .json file"
-        )
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--{flag} {given} cannot be read as JSON: {error}; give another file") from error
-    if not isinstance(entry, dict):
-        raise ConfigError(f"--{flag} {given} is no JSON object; see the entries of the table of constants")
-    if section == "models":
-        entry = entry if "config" in entry else {"config": entry}
-    else:
-        entry.setdefault("name", path.stem)
-    name = _GIVEN.format(flag)
-    constants[section] = {**constants[section], name: entry}
-    return name
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "strata plan") -> int:
