@@ -18,6 +18,8 @@ _CHUNK = 1 << 20
 _LONGEST_RECORD = 256 << 20
 """Characters of one record of an array; what is longer is taken for a file that is broken."""
 _PARQUET_ROWS = 64
+_GAP = " \t\r\n,"
+"""What stands between the elements of an array."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,14 @@ def _unreadable(path: Path, error: Exception, form: str) -> ConfigError:
 def _json(path: Path, form: str) -> Iterator[Record]:
     try:
         with path.open(encoding="utf-8") as file:
-            first = file.read(1)
-            while first and first.isspace():
-                first = file.read(1)
+            first, line = file.read(1), 1
+            while first.isspace():
+                first, line = file.read(1), line + (first == "\n")
+            if first == "[":
+                yield from _array(file, path, form, line)
+                return
             file.seek(0)
-            yield from (_array if first == "[" else _lines)(file, path, form)
+            yield from _lines(file, path, form)
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error, form) from error
 
@@ -127,19 +132,20 @@ def _lines(file: IO[str], path: Path, form: str) -> Iterator[Record]:
         yield _record(place, value, form)
 
 
-def _array(file: IO[str], path: Path, form: str) -> Iterator[Record]:
+def _array(file: IO[str], path: Path, form: str, line: int) -> Iterator[Record]:
+    """The elements of an array whose bracket, in this line, was read."""
     decoder = json.JSONDecoder()
-    text, line, begun = "", 1, False
+    text, start = "", 0
     while True:
-        rest = text.lstrip(" \t\r\n," if begun else " \t\r\n[")
-        skipped = text[: len(text) - len(rest)]
-        line, begun, text = line + skipped.count("\n"), begun or "[" in skipped, rest
-        if text.startswith("]") and begun:
+        while text[start : start + 1] in _GAP and start < len(text):
+            line, start = line + (text[start] == "\n"), start + 1
+        if text.startswith("]", start):
             return
         place = Place(path, line)
         try:
-            value, end = decoder.raw_decode(text)
+            value, end = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
+            text, start = text[start:], 0
             more = file.read(max(_CHUNK, len(text)))
             if not more or len(text) > _LONGEST_RECORD:
                 wanted = f"the file must be a JSON array whose elements are {form}"
@@ -147,8 +153,7 @@ def _array(file: IO[str], path: Path, form: str) -> Iterator[Record]:
             text += more
             continue
         yield _record(place, value, form)
-        line += text.count("\n", 0, end)
-        text = text[end:]
+        line, start = line + text.count("\n", start, end), end
 
 
 def _csv(path: Path, form: str) -> Iterator[Record]:
