@@ -170,6 +170,7 @@ def test_prices_are_assumed_or_given() -> None:
         (["--hardware", "none.json"], "--hardware none.json cannot be read"),
         (["--trace", "none.jsonl"], "--trace none.jsonl does not exist"),
         (["--plot", "picture.txt"], "--plot picture.txt"),
+        (["--json", "no/such/folder.json"], "--json no/such/folder.json"),
         (["--device-memory", "1GiB,2GiB"], "give a price with --price-per-gib device="),
     ],
 )

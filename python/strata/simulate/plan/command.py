@@ -15,6 +15,7 @@ from rich.console import Console
 
 import strata
 from strata.bench.load.plot import check_plot
+from strata.bench.report import check_json_path
 from strata.errors import ConfigError, StrataError
 from strata.simulate.constants import table
 from strata.simulate.entries import named
@@ -106,6 +107,7 @@ def question_of(options: argparse.Namespace) -> Question:
         raise ConfigError(f"--max-in-flight {options.max_in_flight} is less than 1; give 1 or more")
     if options.plot is not None:
         check_plot(options.plot)
+    check_json_path(options.json)
     constants = table(options.constants)
     workload = workload_file(options.trace, "--trace")
     if options.requests is not None:

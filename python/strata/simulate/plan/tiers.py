@@ -14,7 +14,7 @@ _MIB = 1 << 20
 _WHOLE_GIB_FROM = 8 * GIB
 """Sizes from here on are whole GiB: nobody buys less."""
 HOST_PARTS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-DISK_PARTS = (1 / 4, 1 / 2, 1.0)
+DISK_PARTS = (1 / 4, 1.0)
 """Sizes to begin with, as parts of everything that the workload ever holds."""
 
 
