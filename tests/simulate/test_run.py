@@ -126,8 +126,8 @@ def test_a_rate_that_is_none_is_refused() -> None:
     for rate in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match=r"--rate .* is no rate"):
             at_rate(small(), rate)
-    with pytest.raises(ConfigError, match="'explicit' brings its own arrivals"):
-        at_rate({"workload": {"kind": "explicit", "requests": []}}, 1.0)
+    with pytest.raises(ConfigError, match="'trace' brings its own arrivals"):
+        at_rate({**small(), "workload": {"kind": "trace", "records": []}}, 1.0)
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:

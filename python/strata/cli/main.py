@@ -12,6 +12,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("strata.simulate.__main__", "run the scheduler and the cache on a machine that is not here"),
     "inspect": ("strata.cli.inspect_command", "show what lies in a disk root"),
     "purge": ("strata.cli.purge_command", "delete the records in a disk root"),
+    "plan": (
+        "strata.simulate.plan.command",
+        "simulate tiers of many sizes and name the cheapest that is fast enough",
+    ),
     "doctor": ("strata.cli.doctor", "look at this machine: what works, what does not, which flags suit it"),
 }
 """Command -> (module with `main(arguments, program=...)`, what it does)."""

@@ -15,6 +15,7 @@ from strata.bench.report import JSON_HELP, check_json_path, emit, table_of
 from strata.bench.settings import manifest
 from strata.errors import ConfigError, StrataError
 from strata.simulate import constants
+from strata.simulate.entries import named
 from strata.simulate.report import Distribution, Report
 from strata.simulate.run import at_rate, configure, simulate, simulate_traced
 
@@ -31,7 +32,10 @@ def parser_of(program: str) -> argparse.ArgumentParser:
         description="Run Strata's scheduler and cache, or a peer's, on a machine that is not here.",
     )
     for flag, section in CHOICES.items():
-        parser.add_argument(f"--{flag}", metavar="NAME", help=f"one of the {section} that --list shows")
+        files = "" if flag == "system" else ", or a JSON file"
+        parser.add_argument(
+            f"--{flag}", metavar="NAME", help=f"one of the {section} that --list shows{files}"
+        )
     parser.add_argument("--list", action="store_true", help="show the names in the table of constants")
     parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second (default: all at once)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
@@ -115,12 +119,7 @@ def _simulate(options: argparse.Namespace, program: str, arguments: Sequence[str
 
 def _config(options: argparse.Namespace) -> dict[str, Any]:
     table = constants.table(options.constants)
-    chosen = {flag: getattr(options, flag) for flag in CHOICES}
-    for flag, section in CHOICES.items():
-        known = constants.names(section, table)
-        if chosen[flag] not in known:
-            told = f"--{flag} is missing" if chosen[flag] is None else f"--{flag} {chosen[flag]!r} is unknown"
-            raise ConfigError(f"{told}: choose {', '.join(known)}")
+    chosen = {flag: named(table, section, flag, getattr(options, flag)) for flag, section in CHOICES.items()}
     overrides = {"seed": options.seed, "warm": options.warm, **overrides_of(options.set)}
     config = configure(**chosen, overrides=overrides, table=table)
     return config if options.rate is None else at_rate(config, options.rate)

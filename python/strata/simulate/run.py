@@ -18,7 +18,12 @@ from strata.simulate import constants
 from strata.simulate.policy import QueueOrder, WaitingRequest
 from strata.simulate.report import Report
 
-RATE_FIELDS = {"documents": "rate", "conversations": "rate", "tool_agents": "agents_per_second"}
+RATE_FIELDS = {
+    "documents": "rate",
+    "conversations": "rate",
+    "explicit": "rate",
+    "tool_agents": "agents_per_second",
+}
 """Kind of workload -> the field that says how much arrives in a second."""
 
 

@@ -108,3 +108,34 @@ fn tool_agents_share_as_they_are_calibrated_to() {
     let shared = shared_within(&workload("tool-agent"), 6000, 1.0);
     assert!((shared - 0.38).abs() < 0.02, "{shared} of the requests share 6k tokens within a second");
 }
+
+#[test]
+fn requests_given_one_by_one_keep_their_times_or_come_at_a_rate() {
+    let mut value = serde_json::json!({
+        "kind": "explicit",
+        "requests": [
+            {"arrival_s": 1.0, "prompt": [{"id": 1, "tokens": 5}], "output": 2, "answer": 10},
+            {"arrival_s": 2.0, "prompt": [{"id": 2, "tokens": 5}], "output": 2, "answer": 11},
+            {"arrival_s": 0.0, "after": {"request": 0, "think_s": 3.0},
+             "prompt": [{"id": 1, "tokens": 5}, {"id": 10, "tokens": 2}], "output": 2, "answer": 12},
+        ],
+    });
+    let arrivals = |value: &Value| -> Vec<f64> {
+        let workload: Workload = serde_json::from_value(value.clone()).unwrap();
+        workload.requests(7).unwrap().iter().map(|request| request.arrival_s).collect()
+    };
+    assert_eq!(arrivals(&value), [1.0, 2.0, 0.0]);
+
+    value["rate"] = serde_json::json!(4.0);
+    let at_rate = arrivals(&value);
+    assert!(at_rate[0] > 0.0 && at_rate[0] < at_rate[1] && at_rate[1] < at_rate[2]);
+    value["rate"] = serde_json::json!(8.0);
+    for (slow, fast) in at_rate.iter().zip(arrivals(&value)) {
+        assert!((slow / fast - 2.0).abs() < 1e-9, "twice the rate is half the time: {slow} and {fast}");
+    }
+
+    value["rate_of_sessions"] = serde_json::json!(true);
+    let of_sessions = arrivals(&value);
+    assert!(of_sessions[0] < of_sessions[1]);
+    assert_eq!(of_sessions[2], 0.0, "a later round comes when its reader has thought");
+}

@@ -4,11 +4,13 @@
 mod agents;
 mod conversations;
 mod documents;
+mod explicit;
 mod trace;
 
 pub use agents::{shared_within, ToolAgents};
 pub use conversations::Conversations;
 pub use documents::{Documents, Order};
+pub use explicit::Explicit;
 pub use trace::{Trace, TraceRecord};
 
 use crate::error::SimulationError;
@@ -107,10 +109,7 @@ pub enum Workload {
     /// Agents that call tools.
     ToolAgents(ToolAgents),
     /// Requests given one by one.
-    Explicit {
-        /// The requests.
-        requests: Vec<RequestSpec>,
-    },
+    Explicit(Explicit),
 }
 
 impl Workload {
@@ -121,7 +120,7 @@ impl Workload {
             Workload::Conversations(conversations) => conversations.requests(seed),
             Workload::Trace(trace) => trace.requests()?,
             Workload::ToolAgents(agents) => agents.requests(seed),
-            Workload::Explicit { requests } => requests.clone(),
+            Workload::Explicit(explicit) => explicit.requests(seed),
         };
         for (index, request) in requests.iter().enumerate() {
             if request.after.is_some_and(|after| after.request >= index) {
