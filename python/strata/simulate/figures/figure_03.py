@@ -25,7 +25,7 @@ PAPER = {"h200": 0.22, "gh200": 0.05}
 def load_case(hardware: str, method: str) -> Case:
     """One question about a context that only the host holds."""
     lengths = {"context_tokens": TOKENS, "question_tokens": PAGE}
-    laws = {name: {"law": "constant", "mean": mean} for name, mean in lengths.items()}
+    laws = {name: {"mean": mean, "sigma": 0.0} for name, mean in lengths.items()}
     overrides = {
         "warm": True,
         "system": {"copy": method, "page_size": PAGE},

@@ -9,8 +9,8 @@ from strata.simulate.figures.sweeps import curve_panel, equal_ttft_comparison, s
 CAPTION = (
     "The paper sweeps the request rate on an H200 (70B: four, tensor parallel) with at most 128 requests in flight. "
     "NarrativeQA starts with every context in host memory and an empty device, without TRT-LLM, which cannot be "
-    "warmed; the others start empty. ShareGPT's device has room for 500K tokens. `no-hierarchy` stands for plain SGLang; plain "
-    "vLLM and TRT-LLM are not simulated apart: without a hierarchy systems differ by what is not modelled here."
+    "warmed; the others start empty. ShareGPT's device has room for 500K tokens. `no-hierarchy` stands for plain "
+    "SGLang; plain vLLM and TRT-LLM are left out: without a hierarchy they differ by what is not modelled here."
 )
 MODELS = ("llama-3.1-8b", "qwen2.5-14b", "llama-3.1-70b")
 WORKLOADS = ("loogle", "narrativeqa", "reviewmt", "sharegpt")

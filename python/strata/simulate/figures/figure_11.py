@@ -10,9 +10,9 @@ from strata.simulate.report import Report
 
 CAPTION = (
     "The paper breaks Strata's peak throughput down by its parts, for Qwen2.5-14B and LooGLE in three orders: by "
-    "chance (shuffle), all questions about a context in a row (minimum), a question about each context in turn (maximum). In "
-    "which order it adds the parts is our reading: delay hits, copies, balance with bundles, bubbles. Peaks are with "
-    "128 requests in flight throughout."
+    "chance (shuffle), all questions about a context in a row (minimum), a question about each context in turn "
+    "(maximum). In which order it adds the parts is our reading: delay hits, copies, balance with bundles, bubbles. "
+    "Peaks are with 128 requests in flight throughout."
 )
 ORDERS = ("minimum", "shuffle", "maximum")
 ALL_OFF = ("defer", "balance", "bundles", "bubbles", "early-loads")

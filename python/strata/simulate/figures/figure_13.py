@@ -7,12 +7,14 @@ from strata.simulate.figures.study import Case, Overrides, Study, estimate
 
 CAPTION = (
     "The paper serves DeepSeek-V3 on eight H20 with an NVMe disk of 7 GB/s, pages of 32, 12 requests per second: "
-    "page-first over layer-first on disk improves mean TTFT 2.1 and throughput 1.3 times. The data set and how much "
-    "of it the host holds are not stated: here it is LooGLE, and the host has room for a quarter of its contexts."
+    "page-first over layer-first on disk improves mean TTFT 2.1 and throughput 1.3 times. The data set "
+    "and how much of it fits where are not stated: here it is LooGLE, of whose contexts the host holds a quarter and "
+    "the disk all; the device has room for 120K tokens, about what the weights leave of 96 GiB."
 )
 PAGE = 32
 REQUESTS_PER_S = 12.0
 HOST_PART = 0.25
+DEVICE_TOKENS = 120_000
 LAYOUTS = ("layer_first", "page_first")
 
 
@@ -22,9 +24,10 @@ def cases(study: Study) -> list[Case]:
     workload = study.config(base, study.seeds[0])["workload"]
     contexts = workload["contexts"] * workload["context_tokens"]["mean"]
     host = HOST_PART * contexts * study.token_bytes(base)
+    device = study.device_bytes(base, DEVICE_TOKENS)
     conditions: Overrides = {
         "warm": True,
-        "hardware": {"host_bytes": host},
+        "hardware": {"host_bytes": host, "device_bytes": device},
         "workload": {"rate": REQUESTS_PER_S},
     }
     return [base.but({**conditions, "system": {"disk_order": layout}}) for layout in LAYOUTS]

@@ -52,8 +52,10 @@ def _panel(axes: Any, panel: Panel) -> None:
                 drawstyle=style,
                 label=series.name,
             )
-    axes.set_xscale("log" if panel.x_log else "linear")
-    axes.set_yscale("log" if panel.y_log else "linear")
+    if panel.x_log:
+        axes.set_xscale("log")
+    if panel.y_log:
+        axes.set_yscale("log")
     if len(panel.series) > 1:
         axes.legend(fontsize="small")
 
