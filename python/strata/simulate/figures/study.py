@@ -52,8 +52,10 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> Overrides:
     whole = dict(below)
     for name, value in above.items():
         under = whole.get(name)
-        both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        whole[name] = laid_over(under, value) if both else value
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            whole[name] = laid_over(under, value)
+        else:
+            whole[name] = value
     return whole
 
 
