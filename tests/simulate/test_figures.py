@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from strata.errors import ConfigError
+from strata.simulate.__main__ import main as simulate_main
 from strata.simulate.constants import table
 from strata.simulate.figures import FIGURES, Case, Kind, Study, figure_of
 from strata.simulate.figures.command import main
@@ -84,6 +85,15 @@ def test_a_figure_becomes_tables_json_and_a_picture(
         assert point.get("more", {}).get("refused", {"most": 0})["most"] == 0
     for comparison in result["comparisons"]:
         assert comparison["value"] is not None or comparison["remark"]
+
+
+def test_the_command_draws_a_figure_or_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate_main(["--figure", "5", "--json", "-"]) == 0
+    assert (
+        json.loads(capsys.readouterr().out)["manifest"]["program"] == "python -m strata.simulate --figure 5"
+    )
+    assert simulate_main(["--figure=7"]) == 1
+    assert "error: --figure 7 is not drawn" in capsys.readouterr().err
 
 
 def test_figure_3_is_what_the_constants_give_by_hand() -> None:

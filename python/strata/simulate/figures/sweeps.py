@@ -13,7 +13,7 @@ from strata.simulate.figures.drawing import Comparison, Estimate, Panel, Point, 
 from strata.simulate.figures.study import Case, Study, estimate, hit_rate
 from strata.simulate.report import Report
 
-LOADS = (0.4, 0.57, 0.8, 1.13)
+LOADS = (0.2, 0.28, 0.4, 0.57, 0.8, 1.13)
 """Rates, as parts of what the system sustains; each is the one before times the square root of 2."""
 QUICK_LOADS = (0.57,)
 X_LABEL = "output tokens per second"
