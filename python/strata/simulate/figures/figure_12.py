@@ -9,9 +9,10 @@ from strata.simulate.figures.study import Case, Overrides, Study, estimate, hit_
 
 CAPTION = (
     "The paper replays Mooncake's tool-agent trace at 1, 10 and 100 requests per second against a cache that evicts "
-    "nothing, and draws the hit rate over the time that a miss takes to be resolved. Here a generator stands for the "
-    "trace, the cache is a device of ample memory, delay hits are not deferred, and the time is changed by scaling the "
-    "device's speed; it is shown as the mean TTFT that results. Only the shape is meant."
+    "nothing, and draws the hit rate over the time that a miss takes to be resolved, up to a second per 1,000 "
+    "tokens. Here a generator stands for the trace, the cache is a device of ample memory, delay hits are not "
+    "deferred, and the time is changed by scaling the device's speed; it is shown as the mean TTFT that results, "
+    "queues included. Only the shape is meant."
 )
 REQUESTS_PER_S = (1.0, 10.0, 100.0)
 REQUESTS = 3000
