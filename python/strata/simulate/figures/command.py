@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,10 +67,12 @@ def main(arguments: Sequence[str], program: str = PROGRAM) -> int:
         options.least_page,
         {"models": options.models, "workloads": options.workloads},
     )
-    drawing = figure.draw(study)
+    with Console(stderr=True).status(f"simulating figure {figure.number}"):
+        drawing = figure.draw(study)
     title = heading(figure, study)
-    console = Console(stderr=options.json == STANDARD_OUTPUT, file=None)
-    console.print(title, figure.caption, sep="\n", style="bold" if sys.stdout.isatty() else None)
+    console = Console(stderr=options.json == STANDARD_OUTPUT)
+    console.print(title, style="bold")
+    console.print(figure.caption)
     emit(json_of(figure, drawing, study), tables_of(drawing), options.json)
     for remark in drawing.remarks:
         console.print(remark)

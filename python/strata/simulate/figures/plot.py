@@ -27,7 +27,7 @@ def draw(drawing: Drawing, heading: str, caption: str, where: Path) -> None:
         _panel(of_panel, panel)
     for unused in list(axes)[len(drawing.panels) :]:
         unused.set_axis_off()
-    picture.suptitle(heading)
+    picture.suptitle(textwrap.fill(heading, 42 * columns))
     picture.supxlabel(text, fontsize="small")
     try:
         picture.savefig(where)
