@@ -16,6 +16,7 @@ from strata.bench.settings import manifest
 from strata.errors import ConfigError, StrataError
 from strata.simulate import constants
 from strata.simulate.entries import named
+from strata.simulate.figures import command as figures
 from strata.simulate.report import Distribution, Report
 from strata.simulate.run import at_rate, configure, simulate, simulate_traced
 
@@ -36,6 +37,9 @@ def parser_of(program: str) -> argparse.ArgumentParser:
         parser.add_argument(
             f"--{flag}", metavar="NAME", help=f"one of the {section} that --list shows{files}"
         )
+    parser.add_argument(
+        "--figure", metavar="N", help="draw a figure of the Strata paper; `--figure N --help` shows its flags"
+    )
     parser.add_argument("--list", action="store_true", help="show the names in the table of constants")
     parser.add_argument("--rate", type=float, metavar="R", help="arrivals per second (default: all at once)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything random (default: 0)")
@@ -58,8 +62,10 @@ def parser_of(program: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
     """Runs the command. Returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser_of(program).parse_args(given)
     try:
+        if any(argument == "--figure" or argument.startswith("--figure=") for argument in given):
+            return figures.main(given, program)
+        options = parser_of(program).parse_args(given)
         return _list(options) if options.list else _simulate(options, program, given)
     except StrataError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -18,10 +18,11 @@ def check_plot(where: Path) -> None:
         raise ConfigError(f"--plot {where} must end in one of {', '.join(_SUFFIXES)}")
     if not where.absolute().parent.is_dir():
         raise ConfigError(f"--plot {where}: its folder does not exist; make it, or give another")
-    _figure_class()
+    figure_class()
 
 
-def _figure_class() -> Any:
+def figure_class() -> Any:
+    """Matplotlib's `Figure`, which needs no display. Raises ConfigError if matplotlib is not installed."""
     try:
         # An extra: most installations draw nothing.
         return importlib.import_module("matplotlib.figure").Figure
@@ -34,7 +35,7 @@ def _figure_class() -> Any:
 
 def draw(result: Mapping[str, Any], where: Path) -> None:
     """Draws the result of `bench serve`. Raises ConfigError if the file cannot be written."""
-    figure = _figure_class()(figsize=(11, 4.5), layout="constrained")
+    figure = figure_class()(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     for rate in result["rates"]:
         runs = [run for run in result["runs"] if run["rate"] == rate["rate"]]
