@@ -27,6 +27,9 @@ pub struct SimulationConfig {
     pub system: System,
     /// The requests.
     pub workload: Workload,
+    /// Pages of device, host and disk as a server had them. Without, they follow from the hardware's bytes.
+    #[serde(default)]
+    pub pages: Option<[u32; 3]>,
     /// Requests that clients keep in flight at most.
     pub max_in_flight: usize,
     /// The seed of everything random.

@@ -36,7 +36,8 @@ pub fn simulate_with(
     policy: Option<Box<dyn Policy>>,
 ) -> Result<(Report, Timeline), SimulationError> {
     let model = Model::from_config(&config.model, config.tensor_parallel)?;
-    let sizes = config.system.sizes(&config.hardware, &model)?;
+    let mut sizes = config.system.sizes(&config.hardware, &model)?;
+    sizes.pages = config.pages.unwrap_or(sizes.pages);
     let core = Core::new(config.system.core(sizes, model.layers, policy)?)?;
     let timeline = Timeline::new(config.timeline);
     let machine = Machine::new(&config.hardware, &model, &config.system, sizes.page_bytes, timeline)?;
