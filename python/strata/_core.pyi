@@ -23,6 +23,8 @@ __all__ = [
     "page_keys",
     "probe_io_uring",
     "same_bytes",
+    "simulate",
+    "simulation_config",
     "version",
 ]
 
@@ -33,6 +35,10 @@ def disk_inspect(path: str | os.PathLike[str], *, verify: bool = False) -> dict[
 def disk_purge(path: str | os.PathLike[str], *, fingerprint: str | None = None) -> dict[str, Any]: ...
 def measure_decisions(waiting: int, policy: str, decisions: int) -> tuple[list[float], float]: ...
 def probe_io_uring() -> str | None: ...
+def simulate(config: str, policy: object | None = None) -> str: ...
+def simulation_config(
+    table: str, hardware: str, model: str, system: str, workload: str, overrides: str
+) -> str: ...
 def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool: ...
 def copy_bytes(
     destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool

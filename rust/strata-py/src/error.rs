@@ -6,6 +6,7 @@ use strata_control::ControlError;
 use strata_copy::CopyError;
 use strata_core::{CoreError, DriverError};
 use strata_disk::DiskError;
+use strata_sim::SimulationError;
 use strata_types::LayoutError;
 
 import_exception!(strata.errors, StrataError);
@@ -102,5 +103,15 @@ impl From<CoreError> for Failure {
 impl From<LayoutError> for Failure {
     fn from(error: LayoutError) -> Failure {
         Failure::Config(error.to_string())
+    }
+}
+
+impl From<SimulationError> for Failure {
+    fn from(error: SimulationError) -> Failure {
+        match error {
+            SimulationError::Config(text) => Failure::Config(text),
+            SimulationError::Core(error) => error.into(),
+            SimulationError::Stuck { .. } => Failure::Stopped(error.to_string()),
+        }
     }
 }

@@ -16,6 +16,7 @@ mod plan;
 mod pools;
 mod probe;
 mod runtime;
+mod simulate;
 mod stats;
 mod tools;
 
@@ -39,6 +40,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(measure::copy_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(measure_scheduler::measure_decisions, module)?)?;
     module.add_function(wrap_pyfunction!(probe::probe_io_uring, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
+    module.add_function(wrap_pyfunction!(simulate::simulation_config, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<measure::CopyYardstick>()?;
