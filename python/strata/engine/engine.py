@@ -111,8 +111,7 @@ class Engine:
             self._runtime.close()
             self._step_log.close()
             raise StrataError(f"the model's first step failed: {self._failure}")
-        header = header_of(self._served, self._sizes, self.tiers(), config)
-        self._step_log.start(header, self._runtime.stats)
+        self._step_log.start(header_of(self._served, self._sizes, config), self._runtime.stats)
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """A file of what each step computed and how long it took, one JSON object a line, for `strata.simulate.profile`.
 
-The engine's thread puts a line into a bounded buffer and goes on; a thread of the log writes. Lines that find the buffer
-full are left out and counted in the last line. The first line says which server it was, lines of `transfers` what each
-kind of transfer has moved so far.
+The engine's thread puts a line into a bounded buffer and goes on; a thread of the log writes. Lines that find the
+buffer full are left out and counted in the last line. The first line says which server it was, lines of `transfers`
+what each kind of transfer has moved so far.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from strata._core import Plan
 from strata.config import StrataConfig
-from strata.engine.api import TierReport
 from strata.engine.runtime_options import PoolSizes
 from strata.engine.served_model import ServedModel
 from strata.errors import ConfigError
@@ -65,15 +64,13 @@ class StepLog:
         if not self._path:
             return
         self._buffer.appendleft({"log": "strata steps", "version": VERSION, **header})
-        self._thread = threading.Thread(
-            target=self._run, args=(stats,), name="strata-step-log", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(stats,), name="strata-step-log", daemon=True)
         self._thread.start()
 
     def note(self, plan: Plan, began: float, sampled: int, busy_s: float, stalled_s: float) -> None:
-        """One step that is over, reported and streamed. `began` is `time.monotonic`'s. `context` are tokens before those
-        that are computed, `pairs` those of a computed token and one that it attends to, `loaded_tokens` what requests
-        that begin here find below the device; all are sums over the rows. `rest_s` follows the step."""
+        """One step that is over, reported and streamed. `began` is `time.monotonic`'s. `context` are tokens before
+        those that are computed, `pairs` those of a computed token and one that it attends to, `loaded_tokens` what
+        requests that begin here find below the device; all are sums over the rows. `rest_s` follows the step."""
         if not self._path:
             return
         if len(self._buffer) >= _MOST_LINES:
@@ -87,7 +84,9 @@ class StepLog:
                 "rows": len(rows),
                 "tokens": sum(tokens for tokens, _ in rows),
                 "context": sum(whole - tokens for tokens, whole in rows),
-                "pairs": sum(tokens * (whole - tokens) + tokens * (tokens + 1) // 2 for tokens, whole in rows),
+                "pairs": sum(
+                    tokens * (whole - tokens) + tokens * (tokens + 1) // 2 for tokens, whole in rows
+                ),
                 "sampled": sampled,
                 "loaded_tokens": sum(host + disk for _, _, host, disk, _, _ in plan.admitted),
                 "busy_s": busy_s,
@@ -132,18 +131,21 @@ class StepLog:
         self._file.flush()
 
 
-def header_of(
-    served: ServedModel, sizes: PoolSizes, tiers: Sequence[TierReport], config: StrataConfig
-) -> dict[str, Any]:
-    """What a reader must know of the server: the model's shape, the tiers' sizes, and the settings that decide how steps
-    are formed. No secret, and no folder of this machine."""
+def header_of(served: ServedModel, sizes: PoolSizes, config: StrataConfig) -> dict[str, Any]:
+    """What a reader must know of the server: the model's shape, the tiers' sizes, and the settings that decide how
+    steps are formed. No secret, and no folder of this machine."""
     model = served.model.config
     cache = {name: value for name, value in asdict(config.cache).items() if name != "disk_path"}
     return {
         "model": {"name": served.name, "layers": model.layers, "hidden_size": model.hidden_size},
         "dtype": str(served.model.dtype).removeprefix("torch."),
         "page_bytes": sizes.page_bytes,
-        "pages": {tier.name: tier.capacity_bytes // sizes.page_bytes for tier in tiers},
+        "pages": {
+            "device": sizes.device_pages,
+            "host": sizes.host_pages,
+            # The disk is opened in the background: what it may hold, not what is open by now.
+            "disk": config.cache.disk_capacity // sizes.page_bytes,
+        },
         "copy_threads": sizes.copy_threads,
         "settings": {"cache": cache, "scheduler": asdict(config.scheduler), "threads": config.model.threads},
     }

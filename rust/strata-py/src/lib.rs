@@ -17,6 +17,7 @@ mod pools;
 mod probe;
 mod runtime;
 mod simulate;
+mod step_seconds;
 mod stats;
 mod tools;
 
@@ -42,6 +43,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(probe::probe_io_uring, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_config, module)?)?;
+    module.add_function(wrap_pyfunction!(step_seconds::step_seconds, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<measure::CopyYardstick>()?;

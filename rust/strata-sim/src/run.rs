@@ -50,6 +50,7 @@ pub fn simulate_with(
     let before = simulation.core.stats();
     let moved = simulation.machine.link_busy();
     let mut clients = Clients::new(specs, 0, config.max_in_flight, start);
+    clients.limits_answers = config.limited_answers;
     simulation.run(&mut clients, None)?;
     let after = simulation.core.stats();
     let links = simulation.machine.link_busy();

@@ -74,3 +74,17 @@ fn pools_are_as_large_as_told() {
     value["pages"] = json!([9, 40, 0]);
     assert_eq!(simulate(&config(&value)).unwrap().pages, [9, 40, 0]);
 }
+
+#[test]
+fn no_step_follows_an_answer_whose_end_is_known() {
+    let steps = |limited: bool| {
+        let mut value = three_layers();
+        value["system"]["outstanding_plans"] = json!(2);
+        value["workload"]["requests"][0]["output"] = json!(3);
+        value["limited_answers"] = json!(limited);
+        let report = simulate(&config(&value)).unwrap();
+        assert_eq!((report.finished, report.steps[0]), (1, 1));
+        report.steps[1]
+    };
+    assert_eq!((steps(true), steps(false)), (2, 3));
+}
