@@ -80,7 +80,7 @@ def main(arguments: Sequence[str], program: str = "python -m strata.bench predic
         tempfile.TemporaryDirectory(prefix="strata-predict-") as folder,
         bench_config(rest, program) as config,
     ):
-        log = Path(folder) / "steps.jsonl"
+        log = Path(options.step_log or Path(folder) / "steps.jsonl")
         model = resolve_model(config.model.model)
         process = ServerProcess([*server_arguments(config), "--step-log", str(log)])
         try:
@@ -117,6 +117,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--runs", type=int, default=3, help="real runs of each predicted workload (default: %(default)s)"
     )
+    parser.add_argument("--step-log", metavar="FILE", help="keep the server's step log there")
     parser.add_argument("--json", metavar="FILE", help=JSON_HELP)
     return parser
 
