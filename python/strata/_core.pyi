@@ -1,6 +1,7 @@
 """The compiled heart of Strata. Errors are those of `strata.errors`; every call that can block lets go of the lock."""
 
 import os
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -36,7 +37,12 @@ def disk_inspect(path: str | os.PathLike[str], *, verify: bool = False) -> dict[
 def disk_purge(path: str | os.PathLike[str], *, fingerprint: str | None = None) -> dict[str, Any]: ...
 def measure_decisions(waiting: int, policy: str, decisions: int) -> tuple[list[float], float]: ...
 def probe_io_uring() -> str | None: ...
-def simulate(config: str, policy: object | None = None) -> str: ...
+def simulate(
+    config: str,
+    order: Callable[[list[tuple[int, float, float, int, int, int, int, int, bool]], float], list[int]]
+    | None = None,
+    watch: Callable[[], object] | None = None,
+) -> str: ...
 def simulation_config(
     table: str, hardware: str, model: str, system: str, workload: str, overrides: str
 ) -> str: ...

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("strata.serve.__main__", "answer requests over HTTP in OpenAI's protocol"),
     "bench": ("strata.bench.__main__", "measure the tiers, the prefix tree and decoding on this machine"),
+    "simulate": ("strata.simulate.__main__", "run the scheduler and the cache on a machine that is not here"),
     "inspect": ("strata.cli.inspect_command", "show what lies in a disk root"),
     "purge": ("strata.cli.purge_command", "delete the records in a disk root"),
     "doctor": ("strata.cli.doctor", "look at this machine: what works, what does not, which flags suit it"),
@@ -18,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def usage() -> str:
     """What `strata --help` says."""
-    rows = "\n".join(f"  {name:<8}{doc}" for name, (_, doc) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10}{doc}" for name, (_, doc) in COMMANDS.items())
     return f"usage: strata COMMAND [flags]\n\ncommands:\n{rows}\n\n`strata COMMAND --help` lists its flags."
 
 

@@ -5,16 +5,20 @@ its report. Equal configurations give equal reports. On the command line: `pytho
 """
 
 from strata.simulate.constants import names, table
+from strata.simulate.policy import QueueOrder, WaitingRequest
 from strata.simulate.report import Distribution, Report, RequestReport, Stalls, TokensBySource
-from strata.simulate.run import Traced, configure, simulate, simulate_many, simulate_traced
+from strata.simulate.run import Traced, at_rate, configure, simulate, simulate_many, simulate_traced
 
 __all__ = [
     "Distribution",
+    "QueueOrder",
     "Report",
     "RequestReport",
     "Stalls",
     "TokensBySource",
     "Traced",
+    "WaitingRequest",
+    "at_rate",
     "configure",
     "names",
     "simulate",

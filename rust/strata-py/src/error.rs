@@ -111,7 +111,9 @@ impl From<SimulationError> for Failure {
         match error {
             SimulationError::Config(text) => Failure::Config(text),
             SimulationError::Core(error) => error.into(),
-            SimulationError::Stuck { .. } => Failure::Stopped(error.to_string()),
+            SimulationError::Stopped { .. } | SimulationError::Stuck { .. } => {
+                Failure::Stopped(error.to_string())
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The one place that lets go of the interpreter's lock: every call that can block, or take over about 10 us.
+//! The one place that lets go of the interpreter's lock, in every call that can block or take over about 10 us, and that
+//! takes it again for what such a call asks of Python.
 
 use pyo3::prelude::*;
 
@@ -17,4 +18,9 @@ pub fn released_if_many<T: Send>(py: Python<'_>, tokens: usize, work: impl Send 
 /// Runs `work` without the lock.
 pub fn released<T: Send>(py: Python<'_>, work: impl Send + FnOnce() -> T) -> T {
     py.detach(work)
+}
+
+/// Asks Python something, from within `released`.
+pub fn held<T>(ask: impl FnOnce(Python<'_>) -> T) -> T {
+    Python::attach(ask)
 }

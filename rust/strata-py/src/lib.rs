@@ -15,6 +15,7 @@ mod options;
 mod plan;
 mod pools;
 mod probe;
+mod python_order;
 mod runtime;
 mod simulate;
 mod step_seconds;

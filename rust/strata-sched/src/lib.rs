@@ -14,6 +14,7 @@ mod lpm;
 mod order;
 mod prices;
 mod queue;
+mod ranked;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -27,6 +28,7 @@ pub use fcfs::FirstComeFirstServed;
 pub use lpm::LongestPrefixFirst;
 pub use prices::{LoadPrice, Prices, Work};
 pub use queue::Queue;
+pub use ranked::{Candidate, Ranked, Ranking};
 pub use view::{Admission, Chunk, Counts, Decision, Limits, Prefilling, Step, View};
 pub use waiting::{LoadRun, Need, Standing, Waiting};
 pub use why::Why;

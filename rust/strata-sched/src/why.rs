@@ -69,6 +69,8 @@ pub enum Why {
     },
     /// Running streams have waited for as long as they may.
     DecodeFirst,
+    /// The ranking does not name it now.
+    LeftOut,
 }
 
 impl fmt::Display for Why {
@@ -110,6 +112,7 @@ impl fmt::Display for Why {
                 f,
                 "running streams go first: they have waited for as long as they may (--max-decode-stall-ms)"
             ),
+            Why::LeftOut => write!(f, "left out by the order that is being tried"),
         }
     }
 }

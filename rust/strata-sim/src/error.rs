@@ -12,6 +12,12 @@ pub enum SimulationError {
     /// Core found a defect.
     #[error(transparent)]
     Core(#[from] CoreError),
+    /// Whoever watched wanted no more of it.
+    #[error("stopped at {now_s:.3} s of its clock")]
+    Stopped {
+        /// The virtual time in seconds.
+        now_s: f64,
+    },
     /// Nothing will ever happen again, and requests are left.
     #[error("at {now_s:.3} s nothing is under way and {left} requests are unfinished: {detail}")]
     Stuck {

@@ -25,7 +25,7 @@ pub use hardware::{CopyMethod, Disk, DiskOrder, Hardware, Operation};
 pub use model::{Model, StepCost, StepRow};
 pub use random::{Law, Random};
 pub use report::{Distribution, Report, RequestReport, Stalls, TokensBySource};
-pub use run::{simulate, simulate_with};
+pub use run::{simulate, simulate_until, simulate_with};
 pub use system::{Overlap, Sizes, System};
 pub use timeline::{Span, Timeline, Track};
 pub use workload::Workload;

@@ -35,6 +35,15 @@ pub fn simulate_with(
     config: &SimulationConfig,
     policy: Option<Box<dyn Policy>>,
 ) -> Result<(Report, Timeline), SimulationError> {
+    simulate_until(config, policy, &mut || false)
+}
+
+/// As `simulate_with`, but it ends with `Stopped` once `stop` says so, which is asked at each step of the clock.
+pub fn simulate_until(
+    config: &SimulationConfig,
+    policy: Option<Box<dyn Policy>>,
+    stop: &mut dyn FnMut() -> bool,
+) -> Result<(Report, Timeline), SimulationError> {
     let model = Model::from_config(&config.model, config.tensor_parallel)?;
     let mut sizes = config.system.sizes(&config.hardware, &model)?;
     sizes.pages = config.pages.unwrap_or(sizes.pages);
@@ -42,7 +51,7 @@ pub fn simulate_with(
     let timeline = Timeline::new(config.timeline);
     let machine = Machine::new(&config.hardware, &model, &config.system, sizes.page_bytes, timeline)?;
     let specs = config.workload.requests(config.seed)?;
-    let mut simulation = Simulation { core, machine, now: Time(0), checks: config.checks };
+    let mut simulation = Simulation { core, machine, now: Time(0), checks: config.checks, stop };
     if config.warm {
         simulation.warm(&specs)?;
     }
@@ -71,14 +80,15 @@ pub fn simulate_with(
 
 type Emptied = crossbeam_channel::Receiver<MaintenanceReport>;
 
-struct Simulation {
+struct Simulation<'a> {
     core: Core,
     machine: Machine,
     now: Time,
     checks: bool,
+    stop: &'a mut dyn FnMut() -> bool,
 }
 
-impl Simulation {
+impl Simulation<'_> {
     /// Computes what each prompt begins with, twice, so that every write policy has copied it down, and empties the
     /// device: the clock starts with a full host.
     fn warm(&mut self, specs: &[RequestSpec]) -> Result<(), SimulationError> {
@@ -109,6 +119,9 @@ impl Simulation {
     fn run(&mut self, clients: &mut Clients, emptied: Option<&Emptied>) -> Result<(), SimulationError> {
         let mut rounds = 0;
         loop {
+            if (self.stop)() {
+                return Err(SimulationError::Stopped { now_s: self.now.0 as f64 / 1e9 });
+            }
             self.deliver(clients)?;
             self.core.tick(self.now)?;
             self.carry_out(clients)?;

@@ -4,6 +4,7 @@ mod golden;
 mod naive;
 mod properties;
 mod queue;
+mod ranked;
 
 use crate::*;
 use std::time::Duration;

@@ -1,8 +1,10 @@
 //! Random situations: the algorithm against its straight-line model, and what must hold of every policy.
 
 use super::naive::{self, Rule};
+use super::ranked::{ranked, By};
 use super::*;
 use proptest::prelude::*;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// A situation, owned.
@@ -260,6 +262,17 @@ proptest! {
             prompts_get_on(&view, &decision)?;
             gap_is_bounded(&view, &decision)?;
         }
+    }
+
+    #[test]
+    fn the_known_orders_as_rankings_decide_as_they_do(situation in situations()) {
+        let queue = situation.queue();
+        let view = situation.view(&queue);
+        let as_it_stands = ranked(By(|_: &Waiting| ())).decide(&view);
+        prop_assert_eq!(as_it_stands, FirstComeFirstServed::default().decide(&view));
+        let cached = |waiting: &Waiting| waiting.standing.need.context() + waiting.standing.need.disk;
+        let by_prefix = |waiting: &Waiting| (Reverse(waiting.priority), Reverse(cached(waiting)));
+        prop_assert_eq!(ranked(By(by_prefix)).decide(&view), LongestPrefixFirst::default().decide(&view));
     }
 
     #[test]
