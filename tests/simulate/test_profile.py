@@ -29,7 +29,8 @@ from strata.errors import ConfigError
 from strata.simulate import configure, simulate, table
 from strata.simulate.doctor import hardware_of
 from strata.simulate.fit import Residuals, fit_times
-from strata.simulate.profile import Profile, fit_profile, main, server_overrides, step_terms, table_with
+from strata.simulate.profile import Profile, fit_profile, main, step_terms, table_with
+from strata.simulate.served import server_overrides
 from strata.simulate.step_log import TRANSFERS, VERSION, read_step_log
 
 DOCTOR: dict[str, Any] = {
@@ -129,10 +130,10 @@ def test_the_fitted_machine_simulates_as_the_known_one(tmp_path: Path) -> None:
     log = read_step_log(write_log(tmp_path / "log"))
     fitted = fit_profile(log, MODEL)
     overrides = server_overrides(log)
-    known = {**table_with(fitted), "hardware": {"known": machine()}}
+    known = {**table_with(fitted, log), "hardware": {"known": machine()}}
     reports = []
-    for name, entries in ((str(fitted.hardware["name"]), table_with(fitted)), ("known", known)):
-        config = configure(name, "served", "ours", "loogle", overrides, entries)
+    for name, entries in ((str(fitted.hardware["name"]), table_with(fitted, log)), ("known", known)):
+        config = configure(name, "served", "served", "loogle", overrides, entries)
         config["workload"] = explicit()
         reports.append(simulate(config))
     one, other = reports
@@ -184,7 +185,7 @@ def test_the_command_writes_a_table_that_the_simulator_takes(
     assert main([*flags, "--doctor", str(tmp_path / "doctor.json")]) == 0
     assert "prefill: 1" in capsys.readouterr().out
     entries = table(output)
-    config = configure("desk", "served", "ours", "sharegpt", entries["profile"]["server"], entries)
+    config = configure("desk", "served", "served", "sharegpt", entries["profile"]["server"], entries)
     assert config["hardware"]["peak_flops"] == pytest.approx(COSTS["peak_flops"], rel=1e-6)
     assert "h200" in entries["hardware"] and entries["profile"]["residuals"]["decode"]["count"] > 100
 
@@ -232,6 +233,8 @@ def test_half_a_line_and_missing_files_are_said(tmp_path: Path, capsys: pytest.C
     log.write_text(log.read_text(encoding="utf-8")[:-9], encoding="utf-8")
     assert main(["--log", str(log), *flags]) == 1
     assert "remove it" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="the first line lacks 'scheduler'"):
+        server_overrides(read_step_log(write(log, header(settings={"cache": {}}), *steps(shapes(3)))))
     with pytest.raises(ConfigError, match="only dense models"):
         fit_profile(read_step_log(write_log(log, 30)), {**MODEL, "num_local_experts": 8})
 

@@ -36,13 +36,12 @@ from strata.models.config import load_config
 from strata.simulate import configure, simulate
 from strata.simulate.profile import (
     LEAST_STEPS,
-    SERVED,
     Profile,
     fit_profile,
     read_model,
-    server_overrides,
     table_with,
 )
+from strata.simulate.served import SERVED, server_overrides
 from strata.simulate.step_log import StepLog, read_step_log
 
 FIT = "--documents 6 --tokens 1200 --max-tokens 16 --rates 0.35 --requests 24"
@@ -224,7 +223,7 @@ async def _log_of(path: Path) -> StepLog:
 def _simulated(profile: Profile, log: StepLog, load: Load, tokenizer: Tokenizer) -> dict[str, Any]:
     overrides = server_overrides(log)
     config = configure(
-        str(profile.hardware["name"]), SERVED, "ours", "loogle", overrides, table_with(profile)
+        str(profile.hardware["name"]), SERVED, SERVED, "loogle", overrides, table_with(profile, log)
     )
     config["workload"] = explicit_workload(load.sessions, endpoint_of(load.options), tokenizer)
     config["max_in_flight"] = load.options.max_in_flight

@@ -1,7 +1,8 @@
 """This machine as the simulator's hardware, fitted to what a server logged of its own steps.
 
 `python -m strata.simulate.profile --log steps.jsonl --model FOLDER --output machine.json` writes a table of constants
-to which the machine (`--name`) and the model (`served`) are added, for `--constants`. How far the fit is off is told.
+to which the machine (`--name`) and the server (`served`, as model and as system) are added, for `--constants`. How far
+the fit is off is told.
 
 A step takes `step_overhead_s + row_overhead_s * rows + FLOPs / peak + bytes read / bandwidth + context / gather`, where
 FLOPs and bytes are the simulator's own of that model: what each costs is the fit's, what a step has of each is not.
@@ -24,12 +25,9 @@ from strata.errors import ConfigError, StrataError
 from strata.simulate import constants
 from strata.simulate.doctor import hardware_of
 from strata.simulate.fit import Array, Residuals, fit_times
+from strata.simulate.served import COPY, SERVED, as_served, server_overrides
 from strata.simulate.step_log import StepLog, Transfers, read_step_log
 
-COPY = "threads"
-"""The way of copying that a profile has."""
-SERVED = "served"
-"""The name of the model in the table."""
 LEAST_STEPS = 20
 """Fewer say nothing about how steps differ."""
 _GAP_S = 0.005
@@ -54,7 +52,7 @@ def fit_profile(
     """The machine that wrote the log. `model` is the served model's config.json, `doctor` what `strata doctor
     --json` printed; without it nothing is known of the disk. Raises ConfigError if the log is of another model, or too
     short."""
-    served = _as_served(model, log.header)
+    served = as_served(model, log.header)
     if len(log) < LEAST_STEPS:
         raise ConfigError(
             f"--log has {len(log)} steps, and a fit needs {LEAST_STEPS}; let the server answer some more requests"
@@ -142,36 +140,6 @@ def _linear(hardware: str, model: Mapping[str, Any], log: StepLog, decode: bool)
     )
 
 
-def _as_served(model: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the dtypes that ran. Raises ConfigError if it is another model's, or has experts."""
-    try:
-        ran, dtype = header["model"], str(header["dtype"])
-        page_bytes, page_size = float(header["page_bytes"]), int(header["settings"]["cache"]["page_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"--log: the first line lacks {error}; write it anew with --step-log") from error
-    for field, key in (("num_hidden_layers", "layers"), ("hidden_size", "hidden_size")):
-        if model.get(field) != ran.get(key):
-            raise ConfigError(
-                f"--model has {field} {model.get(field)}, and the log is of {ran.get('name')} with {ran.get(key)}; "
-                "give the folder of the model that was served"
-            )
-    if any(model.get(name) for name in ("n_routed_experts", "num_local_experts")):
-        raise ConfigError(
-            "--model has experts, and what their steps read is no sum: only dense models can be fitted"
-        )
-    heads = int(model["num_attention_heads"])
-    width = int(model.get("head_dim") or int(model["hidden_size"]) // heads)
-    token_bytes = page_bytes / page_size / int(model["num_hidden_layers"])
-    numbers = 2 * int(model.get("num_key_value_heads") or heads) * width
-    kept = {2: "float16", 4: "float32", 8: "float64"}.get(round(token_bytes / numbers))
-    if kept is None:
-        raise ConfigError(
-            f"--model keeps {numbers} numbers a token and layer, and the log's pages have {token_bytes:g} bytes for "
-            "them; give the folder of the model that was served"
-        )
-    return {**model, "torch_dtype": dtype, "kv_cache_dtype": kept}
-
-
 def _overhead(log: StepLog) -> float:
     """Seconds between steps that follow one another."""
     columns = log.columns
@@ -217,8 +185,6 @@ def _entry(
             1.0 / decode_context if decode_context else 0.0, "bytes/s; 0: no time"
         ),
         "device_share": 1.0,
-        "device_bytes": 0.0,
-        "host_bytes": 0.0,
         **found,
         "copies": {COPY: _copy(log, int(model["num_hidden_layers"]), found, source)},
     }
@@ -228,13 +194,13 @@ def _entry(
             "--log is of a server with a disk tier, and how fast the disk is, is not known: give --doctor, the output "
             "of `strata doctor --json` (which could measure it), or log a server with --disk-capacity 0"
         )
-    if doctor is None:
-        page_bytes = float(log.header["page_bytes"])
-        weights = _weights_bytes(model)
-        entry["device_bytes"] = fitted(
-            weights + pages["device"] * page_bytes, "bytes of weights and pages in the log"
-        )
-        entry["host_bytes"] = fitted(pages["host"] * page_bytes, "bytes of pages in the log")
+    # What the server had, not what the machine has: sizes are flags, not facts.
+    page_bytes = float(log.header["page_bytes"])
+    weights = _weights_bytes(model)
+    entry["device_bytes"] = fitted(weights + pages["device"] * page_bytes, "bytes of weights and pages")
+    entry["host_bytes"] = fitted(pages["host"] * page_bytes, "bytes of pages")
+    if pages["disk"]:
+        entry["disk"] = {**entry["disk"], "bytes": fitted(pages["disk"] * page_bytes, "bytes of pages")}
     return entry
 
 
@@ -279,61 +245,17 @@ def _transfer_costs(moved: Transfers | None) -> tuple[float, float] | None:
     return float(per_transfer), float(per_byte)
 
 
-def table_with(profile: Profile) -> dict[str, Any]:
-    """Strata's table of constants, to which the machine and the model are added."""
+def table_with(profile: Profile, log: StepLog) -> dict[str, Any]:
+    """Strata's table of constants, to which the machine is added, and model and settings of the server as `served`."""
     table = constants.table()
     name = str(profile.hardware["name"])
+    system = {"extends": "ours", **server_overrides(log)["system"], "notes": ["as the logged server was set"]}
     return {
         **table,
         "hardware": {**table["hardware"], name: profile.hardware},
         "models": {**table["models"], SERVED: {"config": profile.model}},
+        "systems": {**table["systems"], SERVED: system},
     }
-
-
-def server_overrides(log: StepLog) -> dict[str, Any]:
-    """What `configure(name, SERVED, "ours", ..)` takes as overrides, so that Core decides as it did in the server that
-    wrote the log."""
-    cache, scheduler = log.header["settings"]["cache"], log.header["settings"]["scheduler"]
-    pages = log.header["pages"]
-    off = [part.strip() for part in str(scheduler["scheduler_off"]).split(",") if part.strip()]
-    taken = {
-        **{name: cache[name] for name in _CACHE_FIELDS},
-        **{name: scheduler[name] for name in _SCHEDULER_FIELDS},
-        "always_loads": cache["load_policy"] == "always",
-        "scheduler_off": off,
-        "copy": COPY,
-        "hierarchy": bool(pages["host"] or pages["disk"]),
-        "disk": bool(pages["disk"]),
-    }
-    return {
-        "system": taken,
-        "pages": [int(pages[tier]) for tier in ("device", "host", "disk")],
-        "limited_answers": True,
-    }
-
-
-_CACHE_FIELDS = (
-    "page_size",
-    "write_policy",
-    "disk_write_policy",
-    "selective_accesses",
-    "prefetch_policy",
-    "prefetch_timeout_s",
-    "prefetch_timeout_per_1k_s",
-    "prefetch_share",
-)
-_SCHEDULER_FIELDS = (
-    "policy",
-    "load_ratio",
-    "deferral_tokens",
-    "deferral_factor",
-    "early_share",
-    "max_wait_s",
-    "outstanding_plans",
-    "batch_tokens",
-    "max_running",
-    "max_decode_stall_ms",
-)
 
 
 def read_model(path: Path) -> dict[str, Any]:
@@ -394,7 +316,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m strat
 
 def _write(path: Path, profile: Profile, log: StepLog) -> None:
     residuals = {kind: asdict(of) for kind, of in profile.residuals.items()}
-    whole = {**table_with(profile), "profile": {"residuals": residuals, "server": server_overrides(log)}}
+    whole = {**table_with(profile, log), "profile": {"residuals": residuals, "server": server_overrides(log)}}
     try:
         path.expanduser().write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
