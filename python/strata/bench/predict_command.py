@@ -44,7 +44,7 @@ from strata.simulate.profile import (
 from strata.simulate.served import SERVED, server_overrides
 from strata.simulate.step_log import StepLog, read_step_log
 
-FIT = "--documents 6 --tokens 1200 --max-tokens 16 --rates 0.35 --requests 24"
+FIT = "--documents 4 --tokens 1000 --max-tokens 16 --rates 0.2 --requests 16"
 PREDICT = "--workload chat --documents 8 --tokens 1000 --rounds 4 --think-s 4 --max-tokens 24 --rates 0.5 --requests 24"
 FIGURES = (("ttft_s_mean", "mean TTFT, s"), ("output_tokens_per_s", "output tokens/s"))
 WITHIN = 0.15

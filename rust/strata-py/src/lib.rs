@@ -18,8 +18,8 @@ mod probe;
 mod python_order;
 mod runtime;
 mod simulate;
-mod step_seconds;
 mod stats;
+mod step_seconds;
 mod tools;
 
 use pyo3::prelude::*;
