@@ -26,6 +26,7 @@ __all__ = [
     "same_bytes",
     "simulate",
     "simulation_config",
+    "step_seconds",
     "version",
 ]
 
@@ -45,6 +46,7 @@ def simulate(
 def simulation_config(
     table: str, hardware: str, model: str, system: str, workload: str, overrides: str
 ) -> str: ...
+def step_seconds(hardware: str, model: str, rows: list[tuple[int, int, bool]], decode: bool) -> float: ...
 def same_bytes(one: npt.NDArray[np.uint32], two: npt.NDArray[np.uint32]) -> bool: ...
 def copy_bytes(
     destination: npt.NDArray[np.uint8], source: npt.NDArray[np.uint8], streaming: bool

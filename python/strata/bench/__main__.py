@@ -41,6 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "strata.bench.scheduling_command",
         "fifty sharers of a prefix with and without deferral, and a host hit beside decoding streams",
     ),
+    "predict": (
+        "strata.bench.predict_command",
+        "the simulator, fitted to one workload's steps, beside real runs of others",
+    ),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""

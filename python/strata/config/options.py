@@ -283,6 +283,12 @@ class ServerOptions:
             "error",
         ),
     )
+    step_log: str = field(
+        default="",
+        metadata=text(
+            "file that gets a line of JSON for every step: its size and its time, no text; empty: none is written"
+        ),
+    )
 
     def __post_init__(self) -> None:
         check_part(self)

@@ -36,6 +36,7 @@ from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
 from strata.engine.step import LoadFailedError, run_step
+from strata.engine.step_log import StepLog, header_of
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
 from strata.engine.warm_up import warm_up
@@ -74,6 +75,7 @@ class Engine:
     def __init__(
         self, config: StrataConfig, served: ServedModel | None = None, hold: LayerHold | None = None
     ) -> None:
+        self._step_log = StepLog(config.server.step_log)
         self._served = served or load_served_model(config.model)
         self.config = config
         model = self._served.model
@@ -107,7 +109,9 @@ class Engine:
         self._warm.wait(_WARM_UP_S)
         if not self._is_alive():
             self._runtime.close()
+            self._step_log.close()
             raise StrataError(f"the model's first step failed: {self._failure}")
+        self._step_log.start(header_of(self._served, self._sizes, config), self._runtime.stats)
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 
@@ -234,6 +238,7 @@ class Engine:
             self._measure(sum(plan.query_lengths), busy)
         self._note_sources(plan)
         self._report(plan, tokens, busy, stalled)
+        self._step_log.note(plan, started, len(tokens), busy, stalled)
 
     def _discard(self, plan: Plan, why: str) -> None:
         self._epoch = plan.epoch + 1
@@ -466,6 +471,7 @@ class Engine:
         finally:
             self._stopping.set()
             self._thread.join(timeout=_JOIN_S)
+            self._step_log.close()
             self._runtime.close()
             self._shut_down.set()
         return self._shutdown_report

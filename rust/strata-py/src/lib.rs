@@ -19,6 +19,7 @@ mod python_order;
 mod runtime;
 mod simulate;
 mod stats;
+mod step_seconds;
 mod tools;
 
 use pyo3::prelude::*;
@@ -43,6 +44,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(probe::probe_io_uring, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulation_config, module)?)?;
+    module.add_function(wrap_pyfunction!(step_seconds::step_seconds, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<measure::CopyYardstick>()?;

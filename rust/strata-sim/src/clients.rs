@@ -42,6 +42,8 @@ pub struct Clients {
     held: VecDeque<usize>,
     followers: Vec<Vec<usize>>,
     start: Time,
+    /// Whether Core is told where answers end.
+    pub limits_answers: bool,
 }
 
 fn after(time: Time, seconds: f64) -> Time {
@@ -71,6 +73,7 @@ impl Clients {
             held: VecDeque::new(),
             followers,
             start,
+            limits_answers: false,
         }
     }
 
@@ -110,8 +113,8 @@ impl Clients {
             id: RequestId(self.first_id + index as u64),
             namespace: self.namespace,
             prompt: spec.tokens(),
-            // Core is not to know where the answer ends.
-            max_new_tokens: spec.output + 1,
+            // Else Core is not to know where the answer ends.
+            max_new_tokens: spec.output + usize::from(!self.limits_answers),
             priority: 0,
             keep: true,
         })

@@ -27,8 +27,14 @@ pub struct SimulationConfig {
     pub system: System,
     /// The requests.
     pub workload: Workload,
+    /// Pages of device, host and disk as a server had them. Without, they follow from the hardware's bytes.
+    #[serde(default)]
+    pub pages: Option<[u32; 3]>,
     /// Requests that clients keep in flight at most.
     pub max_in_flight: usize,
+    /// Whether clients ask for no more tokens than they get, so that Core knows where an answer ends.
+    #[serde(default)]
+    pub limited_answers: bool,
     /// The seed of everything random.
     #[serde(default)]
     pub seed: u64,

@@ -19,6 +19,19 @@ pub struct Hardware {
     pub decode_efficiency: f64,
     /// Seconds that a step takes beside its arithmetic.
     pub step_overhead_s: f64,
+    /// Whether reading weights and keys hides behind arithmetic, or arithmetic behind it. Else a step takes both, one
+    /// after the other, as on few cores that share one memory.
+    #[serde(default = "yes")]
+    pub overlaps_reads: bool,
+    /// Seconds of each row beside its arithmetic.
+    #[serde(default)]
+    pub row_overhead_s: f64,
+    /// Bytes per second at which prefill brings the context of a row together before attending to it; 0: in no time.
+    #[serde(default)]
+    pub prefill_gather_bandwidth: f64,
+    /// The same in decode.
+    #[serde(default)]
+    pub decode_gather_bandwidth: f64,
     /// Bytes of device memory.
     pub device_bytes: f64,
     /// The part of `device_bytes` for weights and KV together.
@@ -30,6 +43,10 @@ pub struct Hardware {
     /// The disk, if there is one.
     #[serde(default)]
     pub disk: Option<Disk>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// What a copy is issued by.

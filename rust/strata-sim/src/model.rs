@@ -81,9 +81,18 @@ fn dtype_bytes(config: &Value) -> Result<f64, SimulationError> {
     if quantized.and_then(Value::as_str) == Some("fp8") {
         return Ok(1.0);
     }
-    let name =
-        config.get("torch_dtype").or(config.get("dtype")).and_then(Value::as_str).unwrap_or("bfloat16");
-    match name {
+    let name = config.get("torch_dtype").or(config.get("dtype")).and_then(Value::as_str);
+    number_bytes(name.unwrap_or("bfloat16"))
+}
+
+/// Bytes of a KV element: caches are kept in 16 bits whatever the weights are, unless the configuration says otherwise.
+fn kv_element_bytes(config: &Value) -> Result<f64, SimulationError> {
+    number_bytes(config.get("kv_cache_dtype").and_then(Value::as_str).unwrap_or("bfloat16"))
+}
+
+fn number_bytes(dtype: &str) -> Result<f64, SimulationError> {
+    match dtype {
+        "float64" => Ok(8.0),
         "float32" => Ok(4.0),
         "bfloat16" | "float16" => Ok(2.0),
         "float8_e4m3fn" => Ok(1.0),
@@ -99,10 +108,8 @@ struct Attention {
     context_flops: f64,
 }
 
-/// Bytes of a KV element: caches are kept in 16 bits whatever the weights are.
-const KV_BYTES: f64 = 2.0;
-
 fn attention(fields: &Fields<'_>, devices: f64) -> Result<Attention, SimulationError> {
+    let element = kv_element_bytes(fields.0)?;
     let (hidden, heads) = (fields.need("hidden_size")?, fields.need("num_attention_heads")?);
     if let Some(latent) = fields.get("kv_lora_rank") {
         let (nope, rope) = (fields.need("qk_nope_head_dim")?, fields.need("qk_rope_head_dim")?);
@@ -116,7 +123,7 @@ fn attention(fields: &Fields<'_>, devices: f64) -> Result<Attention, SimulationE
             parameters: query + hidden * (latent + rope) + up + heads * value * hidden,
             parts: 1,
             // Every device holds the whole latent.
-            kv_bytes: (latent + rope) * KV_BYTES,
+            kv_bytes: (latent + rope) * element,
             pair_flops: [2.0 * heads * (nope + rope + value), 2.0 * heads * (2.0 * latent + rope)],
             context_flops: 2.0 * up,
         });
@@ -128,7 +135,7 @@ fn attention(fields: &Fields<'_>, devices: f64) -> Result<Attention, SimulationE
         parameters: 2.0 * hidden * heads * dim + 2.0 * hidden * kv_heads * dim,
         parts: 2,
         // With more devices than heads, heads are held more than once.
-        kv_bytes: 2.0 * (kv_heads / devices).max(1.0) * dim * KV_BYTES,
+        kv_bytes: 2.0 * (kv_heads / devices).max(1.0) * dim * element,
         pair_flops: [flops, flops],
         context_flops: 0.0,
     })
@@ -200,11 +207,19 @@ impl Model {
         self.experts * (1.0 - (1.0 - self.experts_per_token / self.experts).powf(tokens))
     }
 
-    /// By the roofline: linear layers, attention and the head each take what the slower of arithmetic and memory takes.
+    /// By the roofline: linear layers, attention and the head each take what the slower of arithmetic and memory takes,
+    /// or what both take where the hardware does one after the other.
     pub fn step(&self, hardware: &Hardware, rows: &[StepRow], decode: bool) -> StepCost {
         let flops_per_second = hardware.peak_flops * hardware.prefill_efficiency;
         let bytes_per_second = hardware.memory_bandwidth * hardware.decode_efficiency;
-        let takes = |flops: f64, bytes: f64| (flops / flops_per_second).max(bytes / bytes_per_second);
+        let takes = |flops: f64, bytes: f64| {
+            let (computes, reads) = (flops / flops_per_second, bytes / bytes_per_second);
+            if hardware.overlaps_reads {
+                computes.max(reads)
+            } else {
+                computes + reads
+            }
+        };
         let (mut tokens, mut pairs, mut reads, mut context, mut samples) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for row in rows {
             let (new, before) = (row.tokens as f64, row.context as f64);
@@ -221,9 +236,12 @@ impl Model {
             if decode { (self.pair_flops[1], 0.0) } else { (self.pair_flops[0], self.context_flops) };
         let attention = takes(pairs * pair + context * bring, reads * self.kv_token_bytes as f64);
         let head = takes(2.0 * samples * self.head_parameters, self.head_parameters * self.weight_bytes);
+        let gather =
+            if decode { hardware.decode_gather_bandwidth } else { hardware.prefill_gather_bandwidth };
+        let gathers = if gather > 0.0 { context * self.kv_token_bytes as f64 / gather } else { 0.0 };
         StepCost {
-            overhead: hardware.step_overhead_s,
-            layer: linear + attention,
+            overhead: hardware.step_overhead_s + hardware.row_overhead_s * rows.len() as f64,
+            layer: linear + attention + gathers,
             head: if samples > 0.0 { head } else { 0.0 },
         }
     }

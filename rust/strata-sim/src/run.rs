@@ -45,7 +45,8 @@ pub fn simulate_until(
     stop: &mut dyn FnMut() -> bool,
 ) -> Result<(Report, Timeline), SimulationError> {
     let model = Model::from_config(&config.model, config.tensor_parallel)?;
-    let sizes = config.system.sizes(&config.hardware, &model)?;
+    let mut sizes = config.system.sizes(&config.hardware, &model)?;
+    sizes.pages = config.pages.unwrap_or(sizes.pages);
     let core = Core::new(config.system.core(sizes, model.layers, policy)?)?;
     let timeline = Timeline::new(config.timeline);
     let machine = Machine::new(&config.hardware, &model, &config.system, sizes.page_bytes, timeline)?;
@@ -58,6 +59,7 @@ pub fn simulate_until(
     let before = simulation.core.stats();
     let moved = simulation.machine.link_busy();
     let mut clients = Clients::new(specs, 0, config.max_in_flight, start);
+    clients.limits_answers = config.limited_answers;
     simulation.run(&mut clients, None)?;
     let after = simulation.core.stats();
     let links = simulation.machine.link_busy();
