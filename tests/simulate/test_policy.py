@@ -76,7 +76,10 @@ def test_deferred_requests_may_be_left_out() -> None:
         return [request.id for request in waiting if not request.deferred]
 
     order = Order(undeferred)
-    config = small(warm=False)
+    # Contexts of which several go into one batch, asked for all at once: without deferring, questions about one of
+    # them compute it side by side.
+    contexts = {"context_tokens": {"law": "log_normal", "mean": 1000.0, "sigma": 0.1}, "rate": 2000.0}
+    config = small(warm=False, workload=contexts)
     report = simulate(config, order)
     assert report["finished"] == 40
     assert any(request.deferred for _, waiting in order.asked for request in waiting)
