@@ -106,6 +106,8 @@ def _list(options: argparse.Namespace) -> int:
 def _simulate(options: argparse.Namespace, program: str, arguments: Sequence[str]) -> int:
     config = _config(options)
     check_json_path(options.json)
+    if options.perfetto and not options.perfetto.expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"--perfetto {options.perfetto}: its folder does not exist; make it")
     if options.perfetto is None:
         report = simulate(config)
     else:
