@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 import time
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from small import small
 
 from strata import _core
+from strata.config.options import CacheOptions, SchedulerOptions
 from strata.errors import ConfigError, StrataError
 from strata.simulate import (
     at_rate,
@@ -79,15 +81,27 @@ def test_a_number_of_the_table_changes_what_is_drawn_from_it(tmp_path: Path) -> 
     assert theirs == ours
 
 
-def test_every_number_about_hardware_has_a_unit_and_a_source() -> None:
+def test_every_number_has_a_unit_and_a_source() -> None:
     def numbers(value: Any, path: str) -> list[str]:
         if isinstance(value, dict):
             if "value" in value:
-                return [] if value.get("unit") and value.get("source") else [path]
+                return [] if "unit" in value and value.get("source") else [path]
             return [found for name, inner in value.items() for found in numbers(inner, f"{path}.{name}")]
         return [path] if isinstance(value, int | float) and not isinstance(value, bool) else []
 
-    assert numbers(table()["hardware"], "hardware") == []
+    assert numbers(table(), "") == []
+
+
+def test_settings_of_ours_are_the_repository_s_defaults() -> None:
+    ours = configure("h200", "qwen2.5-14b", "ours", "loogle")["system"]
+    names = [field.name for field in fields(CacheOptions) if field.name in ours]
+    names += [field.name for field in fields(SchedulerOptions) if field.name in ours]
+    # A GPU's batch, runners and order of prefill and decode are the paper's, for all systems alike.
+    given = {"batch_tokens", "max_running", "max_decode_stall_ms", "scheduler_off", "max_wait_s"}
+    defaults = {**asdict(CacheOptions()), **asdict(SchedulerOptions())}
+    assert len(names) > 8
+    for name in set(names) - given:
+        assert ours[name] == defaults[name], name
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,42 @@ impl Constants {
     }
 }
 
+/// What names the shape of the fields beside it: where it changes, the fields of the other shape go.
+const SHAPES: [&str; 2] = ["law", "kind"];
+
 fn lay_over(below: &mut Value, above: &Value) {
     match (below, above) {
         (Value::Object(fields), Value::Object(changes)) => {
+            let differs =
+                |name: &str| changes.get(name).is_some_and(|change| fields.get(name) != Some(change));
+            if SHAPES.iter().any(|name| differs(name)) {
+                fields.clear();
+            }
             for (name, change) in changes {
                 lay_over(fields.entry(name.clone()).or_insert(Value::Null), change);
             }
         }
         (_, Value::Null) => {}
         (below, above) => *below = above.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_laid_over_field_by_field_and_another_law_replaces_all() {
+        let below = json!({"seed": 1, "tokens": {"law": "log_normal", "mean": 5, "sigma": 1}});
+        let laid = |change: Value| {
+            let mut whole = below.clone();
+            lay_over(&mut whole, &change);
+            whole
+        };
+        let wider = json!({"seed": 1, "tokens": {"law": "log_normal", "mean": 5, "sigma": 2}});
+        assert_eq!(laid(json!({"tokens": {"sigma": 2}})), wider);
+        assert_eq!(laid(json!({"tokens": {"law": "log_normal", "sigma": 2}})), wider);
+        let constant = json!({"law": "constant", "mean": 7});
+        assert_eq!(laid(json!({"tokens": constant})), json!({"seed": 1, "tokens": constant}));
     }
 }
