@@ -112,12 +112,16 @@ def shapes(count: int, seed: int = 0) -> list[tuple[bool, list[Row]]]:
 
 
 def steps(
-    of: Sequence[tuple[bool, list[Row]]], noise: float = 0.0, outliers: float = 0.0, seed: int = 1
+    of: Sequence[tuple[bool, list[Row]]],
+    noise: float = 0.0,
+    outliers: float = 0.0,
+    seed: int = 1,
+    **changes: Any,
 ) -> list[dict[str, Any]]:
     """Lines of these steps, one right after the other. Times are off by `noise` (relative, normal); a part `outliers`
-    of them takes three times as long."""
+    of them takes three times as long. The machine is the known one with these changes."""
     draw = random.Random(seed)
-    hardware, model = json.dumps(machine(step_overhead_s=0.0)), json.dumps(SERVED)
+    hardware, model = json.dumps(machine(step_overhead_s=0.0, **changes)), json.dumps(SERVED)
     now = 1.0
     lines = []
     for decode, rows in of:

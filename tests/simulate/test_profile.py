@@ -208,7 +208,7 @@ def test_the_command_writes_a_table_that_the_simulator_takes(
             [header(pages={"device": 500, "host": 900, "disk": 50}), *steps(shapes(30)), *transfers()],
             "give --doctor",
         ),
-        ([header(), *steps([(True, [(1, 100, True)])] * 30), *transfers()], "the fit finds no cost of"),
+        ([header(), *steps([(True, [(1, 100, True)])] * 30), *transfers()], "no steps that differ in tokens"),
     ],
 )
 def test_what_cannot_be_fitted_is_said(
@@ -241,3 +241,15 @@ def test_half_a_line_and_missing_files_are_said(tmp_path: Path, capsys: pytest.C
 
 def test_reader_and_writer_are_of_one_version() -> None:
     assert (written.VERSION, written.TRANSFERS) == (VERSION, TRANSFERS)
+
+
+def test_a_cost_that_the_log_hides_is_none(tmp_path: Path) -> None:
+    """Steps whose time is all arithmetic: reads cost nothing, which is no error and no division by 0."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODEL), encoding="utf-8")
+    lines = steps(shapes(300), memory_bandwidth=1e18)
+    log, output = write(tmp_path / "log", header(), *lines, *transfers()), tmp_path / "out.json"
+    assert main(["--log", str(log), "--model", str(config), "--output", str(output)]) == 0
+    found = json.loads(output.read_text(encoding="utf-8"))["hardware"]["cpu"]
+    assert found["memory_bandwidth"]["value"] > 1e15
+    assert found["peak_flops"]["value"] == pytest.approx(COSTS["peak_flops"], rel=1e-3)

@@ -162,17 +162,21 @@ def _entry(
         return {"value": value, "unit": unit, "source": source}
 
     flops, reads, row, prefill_context, decode_context = (float(cost) for cost in costs)
-    if not flops or not reads:
+    if len(np.unique(log.columns["tokens"])) < 2:
         raise ConfigError(
-            "--log has no steps that differ in tokens: the fit finds no cost of "
-            + ("arithmetic" if not flops else "reading weights")
-            + "; log a run with prompts of several lengths and answers of several tokens"
+            "--log has no steps that differ in tokens, which would tell the cost of arithmetic from that of reading "
+            "weights; log a run with prompts of several lengths and answers of several tokens"
         )
+
+    def rate(cost: float) -> float:
+        # In a short log of a busy machine one of the two may hide all of the other.
+        return 1.0 / cost if cost else _NEVER
+
     found = hardware_of(doctor) if doctor is not None else {}
     entry = {
         "name": name,
-        "peak_flops": fitted(1.0 / flops, "FLOP/s that steps reach"),
-        "memory_bandwidth": fitted(1.0 / reads, "bytes/s that steps reach"),
+        "peak_flops": fitted(rate(flops), "FLOP/s that steps reach"),
+        "memory_bandwidth": fitted(rate(reads), "bytes/s that steps reach"),
         "prefill_efficiency": 1.0,
         "decode_efficiency": 1.0,
         "step_overhead_s": fitted(_overhead(log), "s between steps"),
