@@ -9,7 +9,7 @@ from strata.simulate.figures import figure_08, figure_13
 from strata.simulate.figures.study import Case, Overrides, Study
 
 MODELS = ("llama-3.1-8b", "qwen2.5-14b", "deepseek-v3")
-TOOL_AGENT_REQUESTS = 4000
+TOOL_AGENT_REQUESTS = 2000
 AT_ONCE = 1000.0
 """Agents per second that are as good as all at once."""
 
