@@ -10,6 +10,7 @@ from strata.simulate.figures.study import Case, Overrides, Study
 
 MODELS = ("llama-3.1-8b", "qwen2.5-14b", "deepseek-v3")
 TOOL_AGENT_REQUESTS = 2000
+DISK_QUESTIONS = 600
 AT_ONCE = 1000.0
 """Agents per second that are as good as all at once."""
 
@@ -38,7 +39,7 @@ LOADS = (
 EXPLANATION = (
     "LooGLE starts cold, in an order by chance, with all questions about a context in a row (minimum), or with one "
     "about each in turn (maximum), on an H200; NarrativeQA starts with every context in host memory; ShareGPT's device "
-    "has room for 500K tokens; tool-agent is the generator that stands for the trace; disk is figure 13's set-up."
+    "has room for 500K tokens; tool-agent is the generator that stands for the trace; disk is figure 13's set-up with 600 questions."
 )
 
 
@@ -53,7 +54,7 @@ def cases_of(study: Study, load: Load, systems: Sequence[str]) -> dict[str, Case
     """The load under each system, all requests at once."""
     if load.name == "disk":
         _, page_first = figure_13.cases(study)
-        at_once: Overrides = {"workload": {"rate": None}}
+        at_once: Overrides = {"workload": {"rate": None, "queries": DISK_QUESTIONS}}
         return {name: _under(name, page_first).but(at_once) for name in systems}
     if load.workload in ("narrativeqa", "sharegpt"):
         of_figure = figure_08.cases_of(study, load.model, load.workload)
