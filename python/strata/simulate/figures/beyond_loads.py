@@ -39,7 +39,8 @@ LOADS = (
 EXPLANATION = (
     "LooGLE starts cold, in an order by chance, with all questions about a context in a row (minimum), or with one "
     "about each in turn (maximum), on an H200; NarrativeQA starts with every context in host memory; ShareGPT's device "
-    "has room for 500K tokens; tool-agent is the generator that stands for the trace; disk is figure 13's set-up with 600 questions."
+    "has room for 500K tokens; tool-agent is the generator that stands for the trace; disk is figure 13's set-up with "
+    "600 questions."
 )
 
 
