@@ -13,12 +13,30 @@ from strata.errors import ConfigError
 from strata.simulate.__main__ import main as simulate_main
 from strata.simulate.constants import table
 from strata.simulate.figures import FIGURES, Case, Kind, Study, figure_of
+from strata.simulate.figures.beyond_loads import LOADS, Load, cases_of
 from strata.simulate.figures.command import main
-from strata.simulate.figures.drawing import Comparison, Drawing, Estimate, Point
+from strata.simulate.figures.drawing import (
+    Comparison,
+    Drawing,
+    Estimate,
+    Form,
+    Panel,
+    Point,
+    Series,
+    bar,
+    exactly,
+)
+from strata.simulate.figures.ideas import DISK_IDEAS, IDEAS
 from strata.simulate.figures.study import laid_over
-from strata.simulate.figures.sweeps import rate_of
+from strata.simulate.figures.sweeps import arrivals, rate_of
+from strata.simulate.figures.tables import tables_of
 
-SELECTION = {8: ["--models", "llama-3.1-8b", "--workloads", "loogle,narrativeqa"]}
+SELECTION = {
+    8: ["--models", "llama-3.1-8b", "--workloads", "loogle,narrativeqa"],
+    "beyond": ["--workloads", "loogle-14b,tool-agent"],
+    "ideas": ["--models", "qwen2.5-14b", "--workloads", "loogle-14b,loogle-maximum"],
+}
+NUMBERS = sorted(FIGURES, key=str)
 PIECES = 8192 // 32 * 32 * 2
 """Pages, layers and parts of Llama-3.1-8B's 8,192 tokens."""
 BYTES = 8192 * 2 * 32 * 8 * 128 * 2
@@ -45,7 +63,7 @@ def changed(*path: str, value: float) -> dict[str, Any]:
 
 
 def test_every_figure_that_holds_measurements_is_there() -> None:
-    assert sorted(FIGURES) == [1, 2, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15]
+    assert list(FIGURES) == [1, 2, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, "beyond", "ideas"]
     calibration = {number for number, figure in FIGURES.items() if figure.kind is Kind.CALIBRATION}
     assert calibration == {3, 5, 15}
     for number in calibration:
@@ -59,16 +77,16 @@ def test_another_number_is_refused_with_those_that_there_are() -> None:
         main(["--figure", "4"])
 
 
-@pytest.mark.parametrize("number", sorted(FIGURES))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_figure_becomes_tables_json_and_a_picture(
-    number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: int | str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / ("figure.svg" if number % 2 else "figure.png")
+    picture = tmp_path / ("figure.svg" if NUMBERS.index(number) % 2 else "figure.png")
     where = tmp_path / "figure.json"
     files = ["--json", str(where), "--plot", str(picture)]
     assert main(["--figure", str(number), "--quick", *SELECTION.get(number, []), *files]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"Figure {number}: " in shown
+    assert f"{number}: {figure_of(number).title}" in shown
     assert "QUICK" in shown
     assert picture.stat().st_size > 5_000
     result = json.loads(where.read_text())
@@ -209,6 +227,41 @@ def test_rates_of_sessions_count_sessions() -> None:
     assert rate_of({"sessions": 10, "rounds": 40}, 8.0) == 8.0
 
 
+def test_rates_of_tool_agents_count_agents() -> None:
+    agents = {"kind": "tool_agents", "steps": {"mean": 8}, "fan_out": 0.25, "fan_width": 3}
+    assert rate_of(agents, 24.0) == 2.0
+    assert arrivals(agents, 24.0) == {"workload": {"agents_per_second": 2.0}}
+
+
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
+def test_every_load_beyond_the_paper_is_the_same_for_all_systems(load: Load) -> None:
+    study = Study(table(), quick=True)
+    configs = [study.config(case, 1) for case in cases_of(study, load, ("strata", "ours")).values()]
+    assert configs[0]["system"]["name"] != configs[1]["system"]["name"]
+    for part in ("hardware", "model", "workload", "warm", "max_in_flight"):
+        assert configs[0].get(part) == configs[1].get(part)
+
+
+def test_what_was_changed_for_an_idea_is_all_that_differs() -> None:
+    study = Study(table(), quick=True)
+    ours = cases_of(study, LOADS[1], ("ours",))["ours"]
+    for overrides in {**IDEAS, **DISK_IDEAS}.values():
+        before, after = (study.config(case, 1)["system"] for case in (ours, ours.but(overrides)))
+        changed_fields = {name for name in before if before[name] != after[name]}
+        assert changed_fields
+        assert changed_fields <= set(overrides["system"])
+
+
+def test_a_grid_has_a_column_for_each_label_and_a_dash_where_there_is_no_value() -> None:
+    rows = [
+        Series("one", [bar("a", exactly(1.0)), bar("b", exactly(2.0))]),
+        Series("two", [bar("b", exactly(3.0))]),
+    ]
+    (shown,) = tables_of(Drawing([Panel("grid", "row", "value", rows, Form.GRID)]))
+    assert [str(column.header) for column in shown.columns] == ["row", "a", "b"]
+    assert [list(column.cells) for column in shown.columns] == [["one", "two"], ["1", "-"], ["2", "3"]]
+
+
 def test_a_comparison_holds_within_what_is_allowed() -> None:
     near, far = Estimate(0.7, 0.1, 0.9), Estimate(0.5, 0.5, 0.5)
     assert Comparison("", 0.74, near, 0.08).holds is True
@@ -220,7 +273,7 @@ def test_a_comparison_holds_within_what_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--figure", "9", "--models", "llama-3.1-8b"], "--models and --workloads are for figure 8"),
+        (["--figure", "9", "--models", "llama-3.1-8b"], "--models and --workloads are for figure 8, beyond"),
         (["--figure", "8", "--quick", "--models", "gpt"], "--models gpt is not in this figure"),
         (["--figure", "1", "--plot", "figure.bmp"], "must end in one of"),
         (["--figure", "1", "--processes", "0"], "--processes 0 is too small"),

@@ -58,8 +58,11 @@ impl Core {
             if room == 0 {
                 break;
             }
+            if !self.begin_prefetch(id, room, share)? {
+                // Nobody behind it may take what it waits for.
+                break;
+            }
             self.to_prefetch.remove(&id);
-            self.begin_prefetch(id, room)?;
             let prefetch = self.requests.get(&id).and_then(|request| request.prefetch.as_ref());
             taken += prefetch.map_or(0, |prefetch| prefetch.pages.len() as u32);
         }
@@ -86,32 +89,36 @@ impl Core {
         prefetches.map(|prefetch| prefetch.pages.end - prefetch.pages.start).sum()
     }
 
-    /// Begins to read at most so many pages for a request, if that is of use.
-    fn begin_prefetch(&mut self, id: RequestId, most: u32) -> Result<(), CoreError> {
-        let Some(request) = self.requests.get(&id) else { return Ok(()) };
+    /// Begins to read at most so many pages for a request, if that is of use. False if the request had better wait for
+    /// more room, of the share that all have: what is left out now would be computed.
+    fn begin_prefetch(&mut self, id: RequestId, most: u32, share: u32) -> Result<bool, CoreError> {
+        let Some(request) = self.requests.get(&id) else { return Ok(true) };
         let may = matches!(request.phase, Phase::Waiting)
             && request.prefetch.is_none()
             && !request.prefetch_cut
             && request.prefetches < MAX_PREFETCHES;
         if !may {
-            return Ok(());
+            return Ok(true);
         }
         let usable = self.usable_pages(request);
-        let on_disk = self.control.on_disk(&request.namespace, &request.tokens, usable)?;
-        let Some(pages) = on_disk.map(|pages| pages.start..pages.end.min(pages.start + most)) else {
-            return Ok(());
+        let Some(pages) = self.control.on_disk(&request.namespace, &request.tokens, usable)? else {
+            return Ok(true);
         };
+        if most < share.min(pages.end - pages.start) {
+            return Ok(false);
+        }
+        let pages = pages.start..pages.end.min(pages.start + most);
         let view = self.prefetch_view(request, pages.clone(), &pages);
         let pays = self.prefetch_policy.begins(&view);
         if !pays && !self.costs.doubts_reads() {
             self.decided(id, |request| request.prefetch_cut = true);
-            return Ok(());
+            return Ok(true);
         }
         let step = if pays { self.step_pages(view.risk) } else { self.step_pages(Duration::ZERO) };
         if self.begin_step(id, pages.clone(), pages.start.saturating_add(step), !pays)? {
             self.decided(id, |request| request.prefetches += 1);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Pages of a step that takes about this long: few while the disk's speed is unknown.

@@ -26,7 +26,7 @@ def parser_of(program: str = PROGRAM) -> argparse.ArgumentParser:
         prog=f"{program} --figure N", description="A figure of the Strata paper from the simulator."
     )
     numbers = ", ".join(str(number) for number in FIGURES)
-    parser.add_argument("--figure", type=int, required=True, metavar="N", help=f"which: {numbers}")
+    parser.add_argument("--figure", type=_number, required=True, metavar="N", help=f"which: {numbers}")
     parser.add_argument(
         "--quick", action="store_true", help="few requests: a look at the form, not at the numbers"
     )
@@ -41,8 +41,12 @@ def parser_of(program: str = PROGRAM) -> argparse.ArgumentParser:
     parser.add_argument(
         "--processes", type=int, metavar="COUNT", help="simulations side by side (default: one a core)"
     )
-    parser.add_argument("--models", type=_names, metavar="A,B", help="figure 8: these models only")
-    parser.add_argument("--workloads", type=_names, metavar="A,B", help="figure 8: these data sets only")
+    parser.add_argument(
+        "--models", type=_names, metavar="A,B", help="figure 8, beyond, ideas: these models only"
+    )
+    parser.add_argument(
+        "--workloads", type=_names, metavar="A,B", help="figure 8, beyond, ideas: these data sets only"
+    )
     parser.add_argument(
         "--least-page",
         type=int,
@@ -89,10 +93,15 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, flag)
         if value is not None and value < 1:
             raise ConfigError(f"--{flag.replace('_', '-')} {value} is too small; give at least 1")
-    if (options.models or options.workloads) and options.figure != 8:
+    if (options.models or options.workloads) and not figure_of(options.figure).selectable:
+        chosen = [str(number) for number, figure in FIGURES.items() if figure.selectable]
         raise ConfigError(
-            f"--models and --workloads are for figure 8; leave them out of figure {options.figure}"
+            f"--models and --workloads are for figure {', '.join(chosen)}; leave them out of figure {options.figure}"
         )
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _seeds(text: str) -> tuple[int, ...]:

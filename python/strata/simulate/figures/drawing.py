@@ -65,6 +65,8 @@ class Form(str, Enum):
     LINES = "lines"
     STEPS = "steps"
     BARS = "bars"
+    GRID = "grid"
+    """Bars, told as a table with a row for each series and a column for each label, of which a series may lack some."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,11 @@ class Panel:
     form: Form = Form.LINES
     x_log: bool = False
     y_log: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of all points, each once, as they first come."""
+        return list(dict.fromkeys(point.label for series in self.series for point in series.points))
 
     def as_json(self) -> dict[str, Any]:
         """The panel's axes and points."""

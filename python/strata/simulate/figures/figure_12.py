@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from strata.simulate.figures.drawing import Drawing, Panel, Point, Series
 from strata.simulate.figures.study import Case, Overrides, Study, estimate, hit_rate, plain
+from strata.simulate.figures.sweeps import requests_of_agent
 
 CAPTION = (
     "The paper replays Mooncake's tool-agent trace at 1, 10 and 100 requests per second against a cache that evicts "
@@ -64,8 +65,7 @@ def faster(study: Study, times: float) -> Overrides:
 def at_rate(study: Study, requests_per_s: float) -> Overrides:
     """The generator with all its times scaled so that requests come at about this rate."""
     workload = plain(study.table["workloads"]["tool-agent"])
-    requests_of_agent = workload["steps"]["mean"] * (1 + workload["fan_out"] * (workload["fan_width"] - 1))
-    times = requests_per_s / (workload["agents_per_second"] * requests_of_agent)
+    times = requests_per_s / (workload["agents_per_second"] * requests_of_agent(workload))
     return {
         "requests": REQUESTS,
         "agents_per_second": workload["agents_per_second"] * times,

@@ -37,7 +37,7 @@ def draw(drawing: Drawing, heading: str, caption: str, where: Path) -> None:
 
 def _panel(axes: Any, panel: Panel) -> None:
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
-    if panel.form is Form.BARS:
+    if panel.form in (Form.BARS, Form.GRID):
         _bars(axes, panel)
     else:
         for series in panel.series:
@@ -61,11 +61,12 @@ def _panel(axes: Any, panel: Panel) -> None:
 
 
 def _bars(axes: Any, panel: Panel) -> None:
-    labels = [point.label for point in panel.series[0].points]
+    labels = panel.labels
     width = 0.8 / len(panel.series)
     for index, series in enumerate(panel.series):
         values = [point.y for point in series.points]
-        places = [place + width * (index - (len(panel.series) - 1) / 2) for place in range(len(values))]
+        middle = width * (index - (len(panel.series) - 1) / 2)
+        places = [labels.index(point.label) + middle for point in series.points]
         heights = [value.mean for value in values]
         axes.bar(places, heights, width, yerr=_spread(values), label=series.name, capsize=2)
     axes.set_xticks(range(len(labels)), labels, rotation=30 if len(labels) > 4 else 0, fontsize="small")

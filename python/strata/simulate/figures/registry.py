@@ -1,5 +1,5 @@
-"""Every figure by its number: what it compares, and whether it is measured in the simulator, follows from the
-constants, or is a sketch of which only the shape is meant.
+"""Every figure by its number, and by name those that the paper does not have: what it compares, and whether it is
+measured in the simulator, follows from the constants, or is a sketch of which only the shape is meant.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from enum import Enum
 
 from strata.errors import ConfigError
 from strata.simulate.figures import (
+    beyond,
     figure_01,
     figure_02,
     figure_03,
@@ -22,6 +23,7 @@ from strata.simulate.figures import (
     figure_13,
     figure_14,
     figure_15,
+    ideas,
 )
 from strata.simulate.figures.drawing import Drawing
 from strata.simulate.figures.study import Study
@@ -37,13 +39,21 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper. `caption` says what the paper draws and what had to be assumed here."""
+    """A figure of the paper, or one that goes on from there. `caption` says what the paper draws and what had to be
+    assumed here. Where it is `selectable`, a study may be limited to some models and workloads.
+    """
 
-    number: int
+    number: int | str
     title: str
     kind: Kind
     caption: str
     draw: Callable[[Study], Drawing]
+    selectable: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Its number, or name, and its title."""
+        return f"{'Figure ' if isinstance(self.number, int) else ''}{self.number}: {self.title}"
 
 
 _ALL = (
@@ -53,7 +63,7 @@ _ALL = (
     Figure(
         5, "What copies cost the computing beside them", Kind.CALIBRATION, figure_05.CAPTION, figure_05.draw
     ),
-    Figure(8, "Throughput against TTFT", Kind.MEASURED, figure_08.CAPTION, figure_08.draw),
+    Figure(8, "Throughput against TTFT", Kind.MEASURED, figure_08.CAPTION, figure_08.draw, True),
     Figure(9, "Copies and scheduling apart", Kind.MEASURED, figure_09.CAPTION, figure_09.draw),
     Figure(10, "Peak throughput by page size", Kind.MEASURED, figure_10.CAPTION, figure_10.draw),
     Figure(11, "What each part adds, by cache distance", Kind.MEASURED, figure_11.CAPTION, figure_11.draw),
@@ -61,12 +71,21 @@ _ALL = (
     Figure(13, "Layouts on disk", Kind.MEASURED, figure_13.CAPTION, figure_13.draw),
     Figure(14, "A faster link", Kind.MEASURED, figure_14.CAPTION, figure_14.draw),
     Figure(15, "Sustained bandwidth", Kind.CALIBRATION, figure_15.CAPTION, figure_15.draw),
+    Figure(
+        "beyond",
+        "Our scheduler between the published one and an oracle",
+        Kind.MEASURED,
+        beyond.CAPTION,
+        beyond.draw,
+        True,
+    ),
+    Figure("ideas", "What each idea of ours brings", Kind.MEASURED, ideas.CAPTION, ideas.draw, True),
 )
-FIGURES = {figure.number: figure for figure in _ALL}
+FIGURES: dict[int | str, Figure] = {figure.number: figure for figure in _ALL}
 
 
-def figure_of(number: int) -> Figure:
-    """The figure of a number. Raises ConfigError that names the numbers that there are."""
+def figure_of(number: int | str) -> Figure:
+    """The figure of a number or name. Raises ConfigError that names those that there are."""
     if number not in FIGURES:
         known = ", ".join(str(one) for one in FIGURES)
         raise ConfigError(

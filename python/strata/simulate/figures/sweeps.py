@@ -10,8 +10,9 @@ from typing import Any
 
 from strata.simulate.figures.curves import Curve, CurvePoint, EqualTtft, equal_ttft_ratio, peak
 from strata.simulate.figures.drawing import Comparison, Estimate, Panel, Point, Series
-from strata.simulate.figures.study import Case, Study, estimate, hit_rate
+from strata.simulate.figures.study import Case, Overrides, Study, estimate, hit_rate
 from strata.simulate.report import Report
+from strata.simulate.run import RATE_FIELDS
 
 LOADS = (0.2, 0.28, 0.4, 0.57, 0.8, 1.13)
 """Rates, as parts of what the system sustains; each is the one before times the square root of 2."""
@@ -61,15 +62,16 @@ class Swept:
         return Series(self.name, points)
 
 
-def sweep(study: Study, cases: Mapping[str, Case]) -> dict[str, Swept]:
-    """A curve for each named case."""
-    loads = QUICK_LOADS if study.quick else LOADS
+def sweep(study: Study, cases: Mapping[str, Case], loads: Sequence[float] = LOADS) -> dict[str, Swept]:
+    """A curve for each named case, over these parts of what it sustains."""
+    if study.quick:
+        loads = QUICK_LOADS
     saturated = study.reports(cases.values())
     rated: list[Case] = []
     for case, reports in zip(cases.values(), saturated, strict=True):
         sustained = estimate(reports, lambda report: report["requests_per_s"]).mean
         workload = study.config(case, study.seeds[0])["workload"]
-        rated += [case.but({"workload": {"rate": rate_of(workload, load * sustained)}}) for load in loads]
+        rated += [case.but(arrivals(workload, load * sustained)) for load in loads]
     found = study.reports(rated)
     names = [*(f"{load:.2f} of sustained" for load in loads), "all at once"]
     return {
@@ -78,11 +80,23 @@ def sweep(study: Study, cases: Mapping[str, Case]) -> dict[str, Swept]:
     }
 
 
+def arrivals(workload: Mapping[str, Any], requests_per_s: float) -> Overrides:
+    """What makes a workload bring about so many requests per second."""
+    return {"workload": {RATE_FIELDS[workload["kind"]]: rate_of(workload, requests_per_s)}}
+
+
 def rate_of(workload: Mapping[str, Any], requests_per_s: float) -> float:
-    """The rate that a workload names for so many requests per second: some count sessions."""
+    """The rate that a workload names for so many requests per second: some count sessions, some agents."""
     if workload.get("rate_of_sessions"):
         return requests_per_s * float(workload["sessions"]) / float(workload["rounds"])
+    if workload.get("kind") == "tool_agents":
+        return requests_per_s / requests_of_agent(workload)
     return requests_per_s
+
+
+def requests_of_agent(workload: Mapping[str, Any]) -> float:
+    """How many requests a tool agent makes on the mean."""
+    return float(workload["steps"]["mean"] * (1 + workload["fan_out"] * (workload["fan_width"] - 1)))
 
 
 def curve_panel(title: str, swept: Mapping[str, Swept]) -> Panel:

@@ -22,7 +22,7 @@ LABELS = {
 def heading(figure: Figure, study: Study) -> str:
     """One line that says what this is, and what not."""
     quick = "; QUICK: few requests, the numbers mean nothing" if study.quick else ""
-    return f"Figure {figure.number}: {figure.title} ({LABELS[figure.kind]}{quick})"
+    return f"{figure.heading} ({LABELS[figure.kind]}{quick})"
 
 
 def tables_of(drawing: Drawing) -> list[Table]:
@@ -35,6 +35,8 @@ def tables_of(drawing: Drawing) -> list[Table]:
 
 
 def _panel(panel: Panel) -> Table:
+    if panel.form is Form.GRID:
+        return _grid(panel)
     bars = panel.form is Form.BARS
     columns = (
         ("", panel.x_label or "what", panel.y_label) if bars else ("", panel.x_label, panel.y_label, "at")
@@ -47,6 +49,13 @@ def _panel(panel: Panel) -> Table:
         for point in series.points
     ]
     return table_of(panel.title, columns, rows)
+
+
+def _grid(panel: Panel) -> Table:
+    labels = panel.labels
+    values = {series.name: {point.label: str(point.y) for point in series.points} for series in panel.series}
+    rows = [(name, *(of.get(label, "-") for label in labels)) for name, of in values.items()]
+    return table_of(f"{panel.title}: {panel.y_label}", (panel.x_label, *labels), rows)
 
 
 def _comparison(one: Comparison) -> tuple[str, ...]:
