@@ -136,7 +136,7 @@ impl Core {
         self.control.config().page_bytes / self.page_size() as u64
     }
 
-    fn prefilling(&self, request: &Request) -> Prefilling {
+    pub(crate) fn prefilling(&self, request: &Request) -> Prefilling {
         let mut row = Prefilling { id: request.id, ..Prefilling::default() };
         if let Some(running) = request.running() {
             row.remaining = request.prefill_left() as u32;

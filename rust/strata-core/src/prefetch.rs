@@ -18,6 +18,9 @@ use strata_types::{RequestId, TierId, Time, TransferId};
 
 /// Prefetches that are started for one request: its pages may sink to disk again while it waits, but not for ever.
 const MAX_PREFETCHES: u32 = 4;
+/// Waiting requests that are looked at for what the device has to do before another one's turn.
+const MOST_AHEAD: usize = 256;
+
 /// A request's prefetch, from its beginning until the request is admitted or gone.
 #[derive(Debug)]
 pub(crate) struct Prefetching {
@@ -192,8 +195,9 @@ impl Core {
         let mut read = self.costs.read((own + self.pages_ahead(request.id)) * page_bytes);
         if let Some(prefetch) = &request.prefetch {
             (since, due) = (prefetch.since, prefetch.due);
-            // What this very read has shown so far says more than what was measured before it.
-            if rest.start > whole.start {
+            // What this very read has shown so far says more than what was measured before it. Beside others' reads
+            // it shows how long the disk's queue is.
+            if rest.start > whole.start && self.prefetching.len() == 1 {
                 let shown = f64::from(rest.end - rest.start) / f64::from(rest.start - whole.start);
                 read = Duration::try_from_secs_f64(self.now.since(since).as_secs_f64() * shown).ok();
             }
@@ -207,7 +211,7 @@ impl Core {
             since,
             prompt_tokens: request.tokens.len() as u64,
             read: read.map(|read| read.saturating_add(load)),
-            compute: compute(&rest),
+            compute: compute(&rest).map(|own| own.saturating_add(self.busy_ahead(request.id))),
             due,
             risk: compute(whole).map_or(Duration::MAX, risk),
         }
@@ -220,6 +224,24 @@ impl Core {
         let left = (self.pages_left(request) as u32).min(prefetch.pages.end - prefetch.pages.start);
         let rest = prefetch.pages.end - left..prefetch.pages.end;
         Some(self.prefetch_view(request, rest, &prefetch.pages))
+    }
+
+    /// How long the device would compute before it came to this request, were nothing read from disk: prompts that
+    /// run, and the first of those that wait before it. A read is held against this, or of a burst of requests all but
+    /// the first few would give up a read that is far cheaper than the time of the device.
+    fn busy_ahead(&self, id: RequestId) -> Duration {
+        let running = self.running.iter().filter_map(|other| self.requests.get(other));
+        let running = running.filter(|request| request.prefilling()).map(|request| {
+            let row = self.prefilling(request);
+            (row.remaining, row.context)
+        });
+        let before = self.queue.iter().take(MOST_AHEAD).take_while(|waiting| waiting.id != id);
+        let waiting = before.map(|waiting| {
+            let need = &waiting.standing.need;
+            (need.to_compute(), need.context())
+        });
+        let each = |(tokens, context): (u32, u32)| self.costs.compute(tokens.into(), context.into());
+        running.chain(waiting).filter_map(each).sum()
     }
 
     /// Pages under way for requests before this one in the queue.

@@ -51,6 +51,33 @@ fn a_disk_serves_what_the_host_has_no_room_for() {
     }
 }
 
+/// Sixty questions at once about thirty documents, of which the host holds a few and the disk the rest. To compute one
+/// takes 40 ms, to read one 4 ms; three fit into the share for those that wait. What has no room now is read later.
+#[test]
+fn of_a_burst_nobody_computes_what_there_is_no_room_to_read_yet() {
+    let computed = |prefetch: &str| {
+        let mut value = documents("adaptive");
+        value["hardware"]["peak_flops"] = json!(3e8);
+        value["hardware"]["host_bytes"] = json!(5e5);
+        value["hardware"]["disk"] = json!({"bytes": 4e6, "read": 2e7, "write": 2e7, "per_operation_s": 1e-6});
+        value["workload"]["contexts"] = json!(30);
+        value["workload"]["queries"] = json!(60);
+        value["workload"]["rate"] = json!(null);
+        value["warm"] = json!(true);
+        value["max_in_flight"] = json!(60);
+        value["system"]["disk"] = json!(true);
+        value["system"]["prefetch_policy"] = json!(prefetch);
+        value["system"]["prefetch_timeout_s"] = json!(60.0);
+        let report = run(&value);
+        sums_up(&report, &value);
+        assert!(report.prompt_tokens.disk > 0);
+        report.prompt_tokens.computed
+    };
+    // What `wait` computes is on no tier.
+    let [adaptive, least] = ["adaptive", "wait"].map(computed);
+    assert!(adaptive as f64 <= 1.1 * least as f64, "{adaptive} tokens computed, {least} are on no tier");
+}
+
 #[test]
 fn equal_configurations_give_equal_reports() {
     for policy in POLICIES {
