@@ -14,8 +14,9 @@ from strata.simulate.figures.sweeps import Swept, arrivals, curve_panel, sweep
 from strata.simulate.report import Report
 
 SYSTEMS = ("strata", "ours", "oracle")
-LOADS = (0.3, 0.5, 0.65, 0.8, 0.9, 1.0, 1.13)
-"""Rates, as parts of what each system sustains: close together where TTFT rises steeply."""
+LOADS = (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+"""Rates, as parts of what strata sustains, the same for all: close together where TTFT rises steeply, and up to where
+the oracle has its peak. Between points of other rates a curve would be read off chords of another length."""
 TAIL_LOAD = 0.8
 """The part of the published scheduler's peak rate at which the tails are compared."""
 ASKED_SHARE = 0.5
@@ -39,7 +40,7 @@ def draw(study: Study) -> Drawing:
     remarks: list[str] = []
     for load in selected(study):
         cases = cases_of(study, load, SYSTEMS)
-        swept = sweep(study, cases, LOADS)
+        swept = sweep(study, cases, LOADS, "strata")
         panels.append(curve_panel(f"{load.name}: {load.model}", swept))
         found = [gap(*curves) for curves in zip(*(swept[name].curves for name in SYSTEMS), strict=True)]
         row = _gaps(load, found)

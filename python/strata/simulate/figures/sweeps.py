@@ -62,18 +62,27 @@ class Swept:
         return Series(self.name, points)
 
 
-def sweep(study: Study, cases: Mapping[str, Case], loads: Sequence[float] = LOADS) -> dict[str, Swept]:
-    """A curve for each named case, over these parts of what it sustains."""
+def sweep(
+    study: Study, cases: Mapping[str, Case], loads: Sequence[float] = LOADS, base: str | None = None
+) -> dict[str, Swept]:
+    """A curve for each named case, over these parts of what it sustains; of what `base` sustains, if that is named:
+    then all curves have points at the same rates."""
     if study.quick:
         loads = QUICK_LOADS
     saturated = study.reports(cases.values())
+    sustained = {
+        name: estimate(reports, lambda report: report["requests_per_s"]).mean
+        for name, reports in zip(cases, saturated, strict=True)
+    }
     rated: list[Case] = []
-    for case, reports in zip(cases.values(), saturated, strict=True):
-        sustained = estimate(reports, lambda report: report["requests_per_s"]).mean
+    for name, case in cases.items():
         workload = study.config(case, study.seeds[0])["workload"]
-        rated += [case.but(arrivals(workload, load * sustained)) for load in loads]
+        rated += [case.but(arrivals(workload, load * sustained[base or name])) for load in loads]
     found = study.reports(rated)
-    names = [*(f"{load:.2f} of sustained" for load in loads), "all at once"]
+    names = [
+        *(f"{load:.2f} of {f'what {base} sustains' if base else 'sustained'}" for load in loads),
+        "all at once",
+    ]
     return {
         name: Swept(name, names, [*found[index * len(loads) : (index + 1) * len(loads)], saturated[index]])
         for index, name in enumerate(cases)
