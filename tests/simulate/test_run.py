@@ -171,9 +171,14 @@ def test_a_watcher_ends_a_run_and_its_error_is_raised() -> None:
 
 def test_control_c_ends_a_run_since_other_threads_go_on_meanwhile() -> None:
     long = small(workload={"queries": 200_000, "rate": 1.0})
+    # Whoever starts the tests in the background may have told them to ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
-    interrupt.start()
-    with pytest.raises(KeyboardInterrupt):
-        simulate(long)
-        time.sleep(60.0)
-    interrupt.join()
+    try:
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            simulate(long)
+            time.sleep(60.0)
+        interrupt.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
