@@ -96,7 +96,7 @@ def _questions(pairs: Any) -> tuple[str, ...]:
     if isinstance(pairs, str):
         if pairs.strip().lower() in ("", "none"):
             return ()
-        pairs = _parse(pairs)
+        pairs = parse_literal(pairs)
     if pairs is None:
         return ()
     if not isinstance(pairs, list):
@@ -107,7 +107,8 @@ def _questions(pairs: Any) -> tuple[str, ...]:
     return tuple(str(question) for question in questions)
 
 
-def _parse(text: str) -> Any:
+def parse_literal(text: str) -> Any:
+    """What JSON or Python reads in a text: data sets hold both. Raises ValueError."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from strata.bench.corpus import parse_literal
 from strata.errors import ConfigError
 from strata.simulate.convert.entry import Context, Round, document_requests, statistics_of
 from strata.simulate.convert.options import Conversion, Converted
@@ -59,14 +58,9 @@ def _parsed(record: Record, text: str) -> Any:
     if text.strip().lower() in ("", "none"):
         return None
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        try:
-            return ast.literal_eval(text)
-        except (ValueError, SyntaxError) as error:
-            raise record.refuse(
-                f"`qa_pairs` is a text that neither JSON nor Python can read ({error})"
-            ) from error
+        return parse_literal(text)
+    except ValueError as error:
+        raise record.refuse(f"`qa_pairs` {error}") from error
 
 
 def narrativeqa(inputs: Sequence[Path], conversion: Conversion) -> Converted:
