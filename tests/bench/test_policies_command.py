@@ -122,11 +122,13 @@ def test_parts_are_run_at_one_rate() -> None:
     assert [variant.off for variant in parts.variants] == [
         "",
         "defer",
+        "followers",
         "balance",
         "bundles",
         "bubbles",
         "early-loads",
         "worth",
+        "passing",
     ]
 
 

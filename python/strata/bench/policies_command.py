@@ -31,7 +31,7 @@ from strata.bench.settings import bench_config, manifest, settings_of
 from strata.errors import ConfigError, StrataError
 
 POLICIES = ("fcfs", "lpm", "static", "adaptive")
-PARTS = ("defer", "balance", "bundles", "bubbles", "early-loads", "worth")
+PARTS = ("defer", "followers", "balance", "bundles", "bubbles", "early-loads", "worth", "passing")
 EMULATION = (
     "--device-memory",
     "400MiB",

@@ -205,8 +205,8 @@ class SchedulerOptions:
     scheduler_off: str = field(
         default="",
         metadata=text(
-            "parts of adaptive and static to turn off, with commas between: defer, balance, bundles, bubbles, "
-            "early-loads, worth"
+            "parts of adaptive and static to turn off, with commas between: defer, followers, balance, bundles, "
+            "bubbles, early-loads, worth, passing"
         ),
     )
     deferral_tokens: int = field(

@@ -111,8 +111,8 @@ impl Options {
         for part in &self.scheduler_off {
             if !parts.turn_off(part) {
                 return Err(Failure::Config(format!(
-                    "--scheduler-off {part:?} is no part: name some of defer, balance, bundles, bubbles, \
-                     early-loads, worth, with commas between"
+                    "--scheduler-off {part:?} is no part: name some of defer, followers, balance, bundles, bubbles, \
+                     early-loads, worth, passing, with commas between"
                 )));
             }
         }

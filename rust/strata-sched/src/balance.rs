@@ -108,6 +108,11 @@ pub trait Balance: Send {
     fn loads_early(&self) -> bool {
         false
     }
+
+    /// Whether those who need next to no room pass one that lacks it.
+    fn passes(&self) -> bool {
+        false
+    }
 }
 
 /// The paper's: a fixed ratio of loaded to computed tokens.
@@ -167,6 +172,10 @@ impl Balance for Predicted {
     }
 
     fn loads_early(&self) -> bool {
+        true
+    }
+
+    fn passes(&self) -> bool {
         true
     }
 }

@@ -1,14 +1,16 @@
 //! Balanced batches, the policies `static` and `adaptive`. (1) Delay hits wait for their owner. (2) The head goes
 //! first, then who shares its load, then each that does not make the batch loading-bound, then the rest in order.
 //! (3) A batch that is loading-bound all the same starts its loads, and running streams decode until the rest of a
-//! load hides behind the compute that waits for it. The head always goes if there is room, and nobody passes one for
-//! which there is none. Prompts that run go on before all of these, but for short followers whose wait is over.
+//! load hides behind the compute that waits for it. The head always goes if there is room, and with `static` nobody
+//! passes one for which there is none. Prompts that run go on before all of these, but for short followers whose wait
+//! is over.
 //!
 //! `adaptive` goes on where the paper stops, at the link that is the bottleneck. Whose load does not hide goes before
 //! the head if its load is worth more: requests that wait for it, times how long, for each token loaded (R x W, as for
 //! data on a broadcast: Aksoy and Franklin, 1999). Worth grows with waiting, so everyone's turn comes. And once a batch
 //! is loading-bound, of the rest only those go whose load takes less than the step that they save: for any other the
-//! whole batch would wait.
+//! whole batch would wait. Whoever lacks room may be passed for a while by those who need next to none: what they read is
+//! on the device, where it costs nothing, and may not be once their turn has come.
 
 use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
 use crate::batch::{Batch, Part, Row};
@@ -24,11 +26,18 @@ use strata_types::RequestId;
 /// Places of those who could go instead that a decision looks at, so that its time stays bounded.
 const WINDOW: usize = 256;
 
+/// Who lacks room is passed only by those who need less than this part of what it needs,
+const SMALL: u32 = 10;
+/// and only until it has waited for this part of what is too long.
+const PATIENCE: u32 = 2;
+
 /// The parts of the policy, each of which can be turned off, and their bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BalancedOptions {
     /// Delay hits wait.
     pub defer: bool,
+    /// Followers go beside running prompts once what they waited for is published.
+    pub followers: bool,
     /// More transient tokens of another owner than these make a delay hit.
     pub threshold: u32,
     /// Requests that would make the batch loading-bound are set aside.
@@ -41,6 +50,8 @@ pub struct BalancedOptions {
     pub early_loads: bool,
     /// The load that is worth most goes first, where the balance allows it.
     pub worth: bool,
+    /// Those who need next to no room pass one that lacks it, where the balance allows it.
+    pub passing: bool,
     /// Whoever has waited for longer goes before any priority.
     pub max_wait: Duration,
     /// A prompt yields to decode steps for at most twice the predicted rest of its load and this.
@@ -51,12 +62,14 @@ impl Default for BalancedOptions {
     fn default() -> BalancedOptions {
         BalancedOptions {
             defer: true,
+            followers: true,
             threshold: 100,
             balance: true,
             bundles: true,
             bubbles: true,
             early_loads: true,
             worth: true,
+            passing: true,
             max_wait: DEFAULT_MAX_WAIT,
             grace: Duration::from_millis(100),
         }
@@ -68,11 +81,13 @@ impl BalancedOptions {
     pub fn turn_off(&mut self, part: &str) -> bool {
         let part = match part {
             "defer" => &mut self.defer,
+            "followers" => &mut self.followers,
             "balance" => &mut self.balance,
             "bundles" => &mut self.bundles,
             "bubbles" => &mut self.bubbles,
             "early-loads" => &mut self.early_loads,
             "worth" => &mut self.worth,
+            "passing" => &mut self.passing,
             _ => return false,
         };
         *part = false;
@@ -87,6 +102,8 @@ pub struct Balanced<B> {
     options: BalancedOptions,
     scale: Scale,
     order: Order,
+    /// The place of the first for which there was no room.
+    blocked: Option<usize>,
     /// What ended the batch, told of all who were not reached.
     rest: Option<Why>,
 }
@@ -106,7 +123,7 @@ impl<B: Balance> Balanced<B> {
     /// The policy with these parts.
     pub fn new(balance: B, options: BalancedOptions) -> Balanced<B> {
         let (scale, order) = (Scale::default(), Order::default());
-        Balanced { balance, options, scale, order, rest: None }
+        Balanced { balance, options, scale, order, blocked: None, rest: None }
     }
 
     fn run<R: Recorder>(&mut self, view: &View<'_>, recorder: &mut R) -> (Decision, Why) {
@@ -114,11 +131,12 @@ impl<B: Balance> Balanced<B> {
         self.order.form(view, rules, recorder);
         let mut batch = Batch::new(view);
         let mut reached = Position::default();
-        self.rest = None;
+        (self.blocked, self.rest) = (None, None);
         self.scale = self.balance.scale(&view.prices);
         self.admit_freed(&mut batch, &mut reached);
         batch.go_on();
         self.fill(&mut batch, reached, recorder);
+        self.pass(&mut batch);
         let mut decision = self.conclude(&batch, view, recorder);
         decision.early = self.early_loads(&mut batch, view);
         decision.counts = self.order.counts;
@@ -134,7 +152,7 @@ impl<B: Balance> Balanced<B> {
     /// nobody had deferred them. Only whole ones: a longer one would get a first chunk and then stand behind the same
     /// prompts, to end no sooner, and hold up those who wait for these. Nobody else passes a running prompt.
     fn admit_freed(&mut self, batch: &mut Batch<'_>, reached: &mut Position) {
-        let Some(mut share) = batch.beside() else { return };
+        let Some(mut share) = batch.beside().filter(|_| self.options.followers) else { return };
         let slots = batch.view().waiting.slots();
         let mut next = *reached;
         while let Some(place) = self.order.next(&mut next) {
@@ -298,12 +316,44 @@ impl<B: Balance> Balanced<B> {
         }
         if let Some(why) = batch.lacks_room(slot, &part) {
             recorder.note(slot.waiting.id, || why);
+            self.blocked.get_or_insert(place);
             self.rest = Some(Why::Behind { id: slot.waiting.id });
             return false;
         }
         batch.admit(slot, part);
         self.order.take(place, slot);
         true
+    }
+
+    /// Those of its priority who load nothing and need next to no room pass the one for which there is none, unless it
+    /// has waited for long, or anybody for too long.
+    fn pass(&mut self, batch: &mut Batch<'_>) {
+        let off = !self.options.passing || !self.balance.passes() || self.order.is_first_aged();
+        let Some(blocked) = self.blocked.filter(|_| !off) else { return };
+        let view = batch.view();
+        let slots = view.waiting.slots();
+        let blocked = &slots[blocked].waiting;
+        if view.now.since(blocked.arrived) >= self.options.max_wait / PATIENCE {
+            return;
+        }
+        let mut next = Position::default();
+        for _ in 0..WINDOW {
+            let Some(place) = self.order.next(&mut next) else { break };
+            let slot = &slots[place];
+            if slot.waiting.priority < blocked.priority {
+                break;
+            }
+            let is_small = slot.waiting.standing.pages.saturating_mul(SMALL) < blocked.standing.pages;
+            if !self.order.is_open(place) || slot.load > 0 || !is_small {
+                continue;
+            }
+            let Some(part) = batch.part(slot) else { break };
+            if batch.runners_full().is_some() || batch.lacks_room(slot, &part).is_some() {
+                break;
+            }
+            batch.admit(slot, part);
+            self.order.take(place, slot);
+        }
     }
 
     /// What is computed now and what waits for its load.

@@ -57,7 +57,7 @@ pub struct System {
     pub disk_order: DiskOrder,
     /// `fcfs`, `lpm`, `static` or `adaptive`.
     pub policy: String,
-    /// Parts of the policy that are off: defer, balance, bundles, bubbles, early-loads, worth.
+    /// Parts of the policy that are off: defer, followers, balance, bundles, bubbles, early-loads, worth, passing.
     #[serde(default)]
     pub scheduler_off: Vec<String>,
     /// Loaded tokens per computed one beyond which `static` calls a batch loading-bound.

@@ -23,12 +23,14 @@ def _off(*parts: str) -> Overrides:
 
 IDEAS: Mapping[str, Overrides] = {
     "without delay hits deferred": _off("defer"),
+    "without followers on published chunks": _off("followers"),
     "without balance": _off("balance"),
     "without bundles": _off("bundles"),
     "without bubbles": _off("bubbles"),
     "without early loads": _off("early-loads"),
     "without room for early loads": {"system": {"early_share": 0.0}},
     "without worth": _off("worth"),
+    "without passing": _off("passing"),
     "balance by ratio, not time": {"system": {"policy": "static"}},
     "deferral hardly waits": {"system": {"deferral_factor": 0.0}},
     "deferral unbounded": {"system": {"deferral_factor": LONG_DEFERRAL}},
@@ -41,8 +43,8 @@ DISK_IDEAS: Mapping[str, Overrides] = {
 CAPTION = (
     "Each row is our system with one part changed. Throughput at the mean TTFT of the published scheduler's peak (the "
     "best at no larger TTFT) and P99 and mean TTFT at 0.8 of that scheduler's peak rate, all over our system's: below "
-    "1 in throughput, above 1 in TTFT, is what the part brings. Ratio instead of time also leaves worth and early "
-    "loads out, which go by predicted time. That followers start on published chunks has no switch of its own. "
+    "1 in throughput, above 1 in TTFT, is what the part brings. Ratio instead of time also leaves worth, early "
+    "loads and passing out. "
     f"{EXPLANATION}"
 )
 OURS = "ours"

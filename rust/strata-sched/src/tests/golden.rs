@@ -122,6 +122,34 @@ fn a_short_load_joins_a_batch_that_waits_anyway() {
 }
 
 #[test]
+fn who_needs_next_to_no_room_passes_one_that_lacks_it() {
+    let all =
+        || [waiting(1, &[], 4800), waiting(2, &[], 470), waiting(3, &[], 480), waiting(4, &[(1, 160)], 10)];
+    let first = queue(all());
+    let full = View {
+        available_pages: 60,
+        limits: Limits { batch_tokens: 2000, ..view(&first).limits },
+        ..view(&first)
+    };
+    // 1 needs 300 pages, 2 needs 30 (not less than a tenth), 3 as many, 4 loads.
+    assert_eq!(ids(&adaptive().decide(&full)), [0u64; 0]);
+    let mut small = all();
+    small[2] = waiting(3, &[], 400);
+    let second = queue(small.clone());
+    let full = View { waiting: &second, ..full };
+    assert_eq!(ids(&adaptive().decide(&full)), [3], "25 of 60 pages");
+    assert_eq!(ids(&fixed().decide(&full)), [0u64; 0], "as the paper has it");
+    let off = BalancedOptions { passing: false, ..BalancedOptions::default() };
+    assert_eq!(ids(&Adaptive::new(Predicted, off).decide(&full)), [0u64; 0]);
+    // Not once it has waited for half of what is too long, and nobody of less priority.
+    let later = View { now: Time(1) + DEFAULT_MAX_WAIT / 2, ..full };
+    assert_eq!(ids(&adaptive().decide(&later)), [0u64; 0]);
+    small[0].priority = 1;
+    let third = queue(small);
+    assert_eq!(ids(&adaptive().decide(&View { waiting: &third, ..full })), [0u64; 0]);
+}
+
+#[test]
 fn sharing_a_system_prompt_makes_no_bundle_when_adaptive() {
     let queue = queue([
         waiting(1, &[(7, 64), (1, 3000)], 10),
@@ -246,10 +274,14 @@ fn followers_whose_wait_is_over_go_beside_a_long_running_prompt() {
     let need = Need { device: 300, compute: 100, ..Need::default() };
     large.update(RequestId(2), Time(800), Standing { need, pages: 200_000, ..Standing::default() });
     assert_eq!(decide(&large, 3000, None), (512, vec![]));
-    let off = BalancedOptions { defer: false, ..BalancedOptions::default() };
     let queue = freed(&[100]);
     let view = View { prefilling: &rows(3000), running: 1, ..view(&queue) };
-    assert_eq!(ids(&Adaptive::new(Predicted, off).decide(&view)), []);
+    for part in ["defer", "followers"] {
+        let mut off = BalancedOptions::default();
+        assert!(off.turn_off(part));
+        assert_eq!(ids(&Adaptive::new(Predicted, off).decide(&view)), [], "{part} off");
+    }
+    assert_eq!(ids(&adaptive().decide(&view)), [2]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct Model {
 }
 
 /// Loaded tokens that hide behind a computed one, those that hide anyway, those that load while a step of its own would
-/// run, whether helpers may join, and whether the load that is worth most goes first.
+/// run, whether helpers may join, whether the load that is worth most goes first, and whether small ones pass.
 #[derive(Clone, Copy)]
 pub struct Rule {
     pub ratio: f64,
@@ -34,11 +34,15 @@ pub struct Rule {
     pub own_step: f64,
     pub helpers: bool,
     pub worth: bool,
+    pub passing: bool,
 }
 
+#[derive(PartialEq)]
 enum Outcome {
     Joined,
+    /// No tokens, or as many run as may.
     Full,
+    NoRoom,
 }
 
 impl Model {
@@ -63,8 +67,11 @@ impl Model {
         let shared = self.shared(waiting);
         let pages = waiting.standing.pages.saturating_sub(shared / view.page_size);
         let tokens = self.chunk(waiting);
-        if tokens == 0 || self.running >= view.limits.max_running || pages + self.running > self.pages {
+        if tokens == 0 || self.running >= view.limits.max_running {
             return Outcome::Full;
+        }
+        if pages + self.running > self.pages {
+            return Outcome::NoRoom;
         }
         self.pages -= pages;
         self.running += 1;
@@ -105,6 +112,26 @@ fn candidates<'a>(view: &View<'a>) -> Vec<&'a Waiting> {
 
 /// The batch that the algorithm forms.
 pub fn form(view: &View<'_>, rule: Rule) -> Model {
+    let (mut batch, blocked) = fill(view, rule);
+    let Some(blocked) = blocked.filter(|blocked| rule.passing && seconds_waited(view, blocked) < 30.0) else {
+        return batch;
+    };
+    let need = |waiting: &Waiting| waiting.standing.pages;
+    for waiting in candidates(view).into_iter().filter(|waiting| waiting.priority >= blocked.priority) {
+        let is_small = need(waiting) * 10 < need(blocked) && waiting.load_tokens() == 0;
+        if is_small && !batch.has(waiting) && batch.join(view, waiting) != Outcome::Joined {
+            break;
+        }
+    }
+    batch
+}
+
+fn seconds_waited(view: &View<'_>, waiting: &Waiting) -> f64 {
+    view.now.since(waiting.arrived).as_secs_f64()
+}
+
+/// The batch before anybody passes, and the first for whom there was no room.
+fn fill<'a>(view: &View<'a>, rule: Rule) -> (Model, Option<&'a Waiting>) {
     let mut batch = Model {
         pages: view.available_pages,
         running: view.running,
@@ -123,11 +150,13 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
             batch.parts.push(Part { id: row.id, tokens, load, since: Some(row.since) });
         }
     }
-    let Some(first) = first(&batch, view, rule, &candidates) else { return batch };
-    if let Outcome::Full = batch.join(view, first) {
-        return batch;
+    let Some(first) = first(&batch, view, rule, &candidates) else { return (batch, None) };
+    match batch.join(view, first) {
+        Outcome::Joined => {}
+        Outcome::Full => return (batch, None),
+        Outcome::NoRoom => return (batch, Some(first)),
     }
-    bundle(&mut batch, view, rule, first, &candidates);
+    let mut blocked = bundle(&mut batch, view, rule, first, &candidates);
     let mut set_aside = Vec::new();
     for waiting in &candidates {
         if batch.has(waiting) {
@@ -137,10 +166,16 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
             set_aside.push(*waiting);
             continue;
         }
-        if let Outcome::Full = batch.join(view, waiting) {
-            break;
+        match batch.join(view, waiting) {
+            Outcome::Joined => {}
+            Outcome::Full => break,
+            Outcome::NoRoom => {
+                blocked = blocked.or(Some(waiting));
+                break;
+            }
         }
-        bundle(&mut batch, view, rule, waiting, &candidates);
+        let in_bundle = bundle(&mut batch, view, rule, waiting, &candidates);
+        blocked = blocked.or(in_bundle);
     }
     for waiting in set_aside {
         let own = f64::from(waiting.load_tokens() - batch.shared(waiting));
@@ -148,11 +183,16 @@ pub fn form(view: &View<'_>, rule: Rule) -> Model {
         if batch.has(waiting) || (is_bound && batch.chunk(waiting) > 0 && own > rule.own_step) {
             continue;
         }
-        if let Outcome::Full = batch.join(view, waiting) {
-            break;
+        match batch.join(view, waiting) {
+            Outcome::Joined => {}
+            Outcome::Full => break,
+            Outcome::NoRoom => {
+                blocked = blocked.or(Some(waiting));
+                break;
+            }
         }
     }
-    batch
+    (batch, blocked)
 }
 
 /// The head, or where its load does not hide, of those of its priority of which this is true the one whose load is
@@ -196,7 +236,7 @@ fn freed(batch: &mut Model, view: &View<'_>, candidates: &[&Waiting]) {
         if !free || batch.tokens < least + wants {
             return;
         }
-        if let Outcome::Full = batch.join(view, waiting) {
+        if batch.join(view, waiting) != Outcome::Joined {
             return;
         }
     }
@@ -206,8 +246,15 @@ fn deferred_before(view: &View<'_>, waiting: &Waiting) -> bool {
     view.waiting.slots().iter().any(|slot| slot.waiting.id == waiting.id && slot.deferred_before)
 }
 
-fn bundle(batch: &mut Model, view: &View<'_>, rule: Rule, joined: &Waiting, candidates: &[&Waiting]) {
-    let Some(first) = joined.standing.loads.first() else { return };
+/// Admits who shares the load of one that has just joined; the one for whom there was no room.
+fn bundle<'a>(
+    batch: &mut Model,
+    view: &View<'_>,
+    rule: Rule,
+    joined: &Waiting,
+    candidates: &[&'a Waiting],
+) -> Option<&'a Waiting> {
+    let first = joined.standing.loads.first()?;
     let shares = |other: &&Waiting| other.standing.loads.first().is_some_and(|run| run.node == first.node);
     let mut sharers: Vec<&Waiting> = candidates.iter().copied().filter(shares).collect();
     sharers.sort_by_key(|waiting| (-waiting.priority, waiting.arrived, waiting.id));
@@ -217,10 +264,13 @@ fn bundle(batch: &mut Model, view: &View<'_>, rule: Rule, joined: &Waiting, cand
         if batch.has(other) || (batch.chunk(other) > 0 && !together) {
             continue;
         }
-        if let Outcome::Full = batch.join(view, other) {
-            return;
+        match batch.join(view, other) {
+            Outcome::Joined => {}
+            Outcome::Full => return None,
+            Outcome::NoRoom => return Some(other),
         }
     }
+    None
 }
 
 /// What becomes of the batch: chunks, admissions, step.

@@ -221,8 +221,8 @@ proptest! {
         let queue = situation.queue();
         let view = situation.view(&queue);
         let decision = fixed().decide(&view);
-        let rule =
-            Rule { ratio: 100.0, helpers: false, hidden: 0.0, own_step: f64::INFINITY, worth: false };
+        let own_step = f64::INFINITY;
+        let rule = Rule { ratio: 100.0, helpers: false, hidden: 0.0, own_step, worth: false, passing: false };
         let expected = naive::decision(&view, rule, 10e-6);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
@@ -242,7 +242,8 @@ proptest! {
         };
         let view = View { prices, ..situation.view(&queue) };
         let decision = adaptive().decide(&view);
-        let expected = naive::decision(&view, Rule { ratio: 32.0, helpers: true, hidden, own_step, worth: true }, load);
+        let rule = Rule { ratio: 32.0, helpers: true, hidden, own_step, worth: true, passing: true };
+        let expected = naive::decision(&view, rule, load);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
@@ -289,7 +290,7 @@ proptest! {
         let Some(head) = queue.iter().find(|waiting| !waiting.held) else { return Ok(()) };
         let fits = head.standing.pages + view.running <= view.available_pages
             && view.running < view.limits.max_running;
-        let by_age = BalancedOptions { worth: false, ..BalancedOptions::default() };
+        let by_age = BalancedOptions { worth: false, passing: false, ..BalancedOptions::default() };
         let mut adaptive = Adaptive::new(Predicted, by_age);
         for policy in [&mut fixed() as &mut dyn Policy, &mut adaptive, &mut FirstComeFirstServed::default()] {
             let decision = policy.decide(&view);
