@@ -26,6 +26,9 @@ use strata_types::RequestId;
 /// Places of those who could go instead that a decision looks at, so that its time stays bounded.
 const WINDOW: usize = 256;
 
+/// Loads that one decision begins early.
+const MOST_EARLY: usize = 32;
+
 /// Who lacks room is passed only by those who need less than this part of what it needs,
 const SMALL: u32 = 10;
 /// and only until it has waited for this part of what is too long.
@@ -403,11 +406,16 @@ impl<B: Balance> Balanced<B> {
         let (slots, glances) = (view.waiting.slots(), view.waiting.glances());
         let mut pages_left = view.early_pages;
         let no_room = matches!(self.rest, Some(Why::Behind { .. }));
-        let mut at = Position::default();
+        let (mut at, mut looked_at) = (Position::default(), 0);
         while let Some(place) = self.order.next(&mut at) {
             if !self.order.is_open(place) {
                 continue;
             }
+            // Of those who share a load only the first takes pages: these alone would not end the walk.
+            if looked_at == WINDOW || early.len() == MOST_EARLY {
+                break;
+            }
+            looked_at += 1;
             if glances[place].load > 0 && !slots[place].waiting.early {
                 if pages_left == 0 || !batch.load_early(&slots[place], &mut pages_left) {
                     break;

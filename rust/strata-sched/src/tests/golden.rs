@@ -306,6 +306,16 @@ fn the_longest_prefix_goes_first_under_lpm() {
 }
 
 #[test]
+fn a_decision_begins_no_more_early_loads_than_it_can_reckon_with() {
+    // A running prompt has the batch; 1,000 wait for one document, whose pages count once.
+    let rows = [Prefilling { id: RequestId(1), remaining: 3000, ..Prefilling::default() }];
+    let queue = queue((2..1002).map(|id| waiting(id, &[(1, 160)], 10)));
+    let view = View { prefilling: &rows, running: 1, early_pages: 20, ..view(&queue) };
+    let early = adaptive().decide(&view).early;
+    assert_eq!(early, (2..34).map(RequestId).collect::<Vec<_>>());
+}
+
+#[test]
 fn loads_begin_early_where_there_is_room() {
     let queue = queue([
         waiting(1, &[], 512),
