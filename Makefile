@@ -51,6 +51,7 @@ test:
 	@$(MAKE) -s $(STAMPS)/environment
 	$(call step,2/6,Dependencies with test tools)
 	@$(MAKE) -s $(STAMPS)/dependencies-$(DEV_EXTRAS)
+	@$(MAKE) -s $(STAMPS)/nvrtc || test -z "$$CI"
 	$(call step,3/6,Extension strata._core$(comma) release build)
 	@$(MAKE) -s $(STAMPS)/extension
 	$(call step,4/6,Rust tests)
@@ -79,6 +80,12 @@ lint: setup
 	$(call step,7/8,stub of strata._core)
 	@$(BIN)/python -m mypy.stubtest strata._core --mypy-config-file pyproject.toml
 	$(call step,8/8,all clean)
+
+## cubins: build the GPU kernels for sm_80, sm_90 and sm_100; needs no GPU
+.PHONY: cubins
+cubins: setup
+	@$(MAKE) -s $(STAMPS)/nvrtc
+	@$(BIN)/python tools/build_cubins.py
 
 ## format: rewrite Rust and Python sources in the project's format
 .PHONY: format
@@ -138,6 +145,10 @@ $(STAMPS)/dependencies-: $(STAMPS)/environment pyproject.toml tools/dependencies
 	@$(BIN)/python tools/dependencies.py --torch-index-url "$(TORCH_INDEX_URL)"
 	@touch $@
 
+$(STAMPS)/nvrtc: $(STAMPS)/environment tools/nvrtc.py
+	@$(BIN)/python tools/nvrtc.py
+	@touch $@
+
 # Also rebuilt where the module itself was deleted; cargo decides what there is to do.
 $(STAMPS)/extension: $(RUST_SOURCES) pyproject.toml $(if $(wildcard $(EXTENSION)),,missing-extension)
 	@VIRTUAL_ENV=$(abspath $(VENV)) PIP_QUIET=1 $(BIN)/maturin develop --release
@@ -150,7 +161,7 @@ missing-extension:
 .PHONY: clean
 clean:
 	@cargo clean --quiet
-	@rm -rf $(EXTENSION) $(STAMPS)/extension dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(EXTENSION) $(STAMPS)/extension python/strata/device/cubins dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find python tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 ## distclean: clean, and remove the environment too

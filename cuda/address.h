@@ -9,7 +9,7 @@
 #ifndef STRATA_ADDRESS_H
 #define STRATA_ADDRESS_H
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) || defined(__HIP__)
 #define STRATA_FUNCTION static __host__ __device__ __forceinline__
 #else
 #define STRATA_FUNCTION static inline
