@@ -59,12 +59,13 @@ pub struct View<'a> {
 
 impl View<'_> {
     /// What the load of the request at this place is worth: those who wait for it, times the seconds that it has
-    /// waited, for each token.
+    /// waited to the power of 1.5, for each token. The power of 1 makes the mean wait shorter, that of 2 the longest
+    /// waits.
     pub(crate) fn worth(&self, place: usize) -> f64 {
         let slot = &self.waiting.slots()[place];
         let waited = self.now.since(slot.waiting.arrived).as_secs_f64();
         let served = slot.first_load.map_or(0, |node| self.waiting.count_sharers(node));
-        f64::from(served) * waited / f64::from(slot.load.max(1))
+        f64::from(served) * waited * waited.sqrt() / f64::from(slot.load.max(1))
     }
 }
 

@@ -91,7 +91,7 @@ fn the_load_that_is_worth_most_goes_first_and_alone() {
         |all: [Waiting; 4]| queue(all.map(|waiting| Waiting { arrived: Time(waiting.id.0), ..waiting }));
     let first = queue_of(all());
     assert_eq!(ids(&adaptive().decide(&view(&first))), [200, 250], "no load of another makes the two wait");
-    // 1.8 times the wait of the two: once they have waited for 40 ns, A's turn has come.
+    // While the two have waited for 40 ns only, A has for 3.5 times that.
     let early = View { now: Time(240), ..view(&first) };
     assert_eq!(ids(&adaptive().decide(&early)), [100]);
     // Half of the load is worth twice as much.

@@ -213,7 +213,7 @@ fn first<'a>(batch: &Model, view: &View<'_>, rule: Rule, candidates: &[&'a Waiti
         Some(wanted) => {
             let served = view.waiting.iter().filter(|other| node(other) == Some(wanted)).count();
             let waited = view.now.since(waiting.arrived).as_secs_f64();
-            served as f64 * waited / f64::from(waiting.load_tokens().max(1))
+            served as f64 * waited * waited.sqrt() / f64::from(waiting.load_tokens().max(1))
         }
         None => 0.0,
     };
