@@ -7,9 +7,9 @@
 //!
 //! `adaptive` goes on where the paper stops, at the link that is the bottleneck. Whose load does not hide goes before
 //! the head if its load is worth more: requests that wait for it, times how long, for each token loaded (R x W as for
-//! data on a broadcast, Aksoy and Franklin, 1999, with more weight on the wait). Worth grows with waiting, so everyone's turn comes. And once a batch
-//! is loading-bound, of the rest only those go whose load takes less than the step that they save: for any other the
-//! whole batch would wait. Whoever lacks room may be passed for a while by those who need next to none: what they read is
+//! data on a broadcast, Aksoy and Franklin, 1999, with more weight on the wait). Worth grows with waiting, so everyone's
+//! turn comes. And once a batch is loading-bound, of the rest only those go whose load takes less than the step that
+//! they save: for any other the whole batch would wait. Whoever lacks room may be passed for a while by those who need next to none: what they read is
 //! on the device, where it costs nothing, and may not be once their turn has come.
 
 use crate::balance::{Balance, Bar, Predicted, Ratio, Scale};
