@@ -13,6 +13,7 @@ import torch
 
 from strata._core import LayerHold
 from strata.config import StrataConfig
+from strata.device.cuda_runtime import CudaRuntime
 from strata.engine import Chunk, Engine, GenerationRequest, RequestStream, SamplingParams, ServedModel
 from strata.models import CausalLM, ForwardBatch, tiny_random_model
 
@@ -47,11 +48,14 @@ def engine_of(
     sizes: Sizes | None = None,
     served: ServedModel | None = None,
     hold: LayerHold | None = None,
+    cuda: CudaRuntime | None = None,
     **settings: object,
 ) -> Engine:
     """An engine whose disk tier lies in `root`; `settings` are any settings of `StrataConfig`. Unless they say
     otherwise, what a tier holds is used however long that takes: a test must not depend on what is quicker."""
     settings = {**BY_RULE, **settings}
+    if cuda is not None:
+        settings = {"device": "cuda", "write_policy": "through", **settings}
     sizes, served = sizes or Sizes(), served or tiny_served()
     page = sizes.page_bytes(served.model)
     host_page = -(-page // HOST_ALIGNMENT) * HOST_ALIGNMENT
@@ -63,7 +67,7 @@ def engine_of(
         disk_capacity=sizes.disk_bytes,
         **settings,
     )
-    engine = Engine(config, served, hold)
+    engine = Engine(config, served, hold, cuda)
     watcher = getattr(served.model, "watcher", None)
     if watcher is not None:
         watcher.watch()

@@ -4,9 +4,10 @@ what the machine leaves (`machine`)."""
 from strata.config.knobs import format_size, parse_size
 from strata.config.machine import available_memory
 from strata.config.options import CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
-from strata.config.sources import StrataConfig, read_config
+from strata.config.sources import DEFAULT_ORIGIN, StrataConfig, read_config
 
 __all__ = [
+    "DEFAULT_ORIGIN",
     "CacheOptions",
     "ModelOptions",
     "SchedulerOptions",

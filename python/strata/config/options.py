@@ -50,10 +50,18 @@ class ModelOptions:
         default="default",
         metadata=text("`default` (SmolLM2-135M-Instruct), a Hugging Face folder or a .gguf file"),
     )
+    device: str = field(
+        default="cpu",
+        metadata=choice(
+            "what computes and holds the device tier; cuda is an NVIDIA GPU and needs the extra `cuda`",
+            "cpu",
+            "cuda",
+        ),
+    )
     dtype: str = field(
         default="auto",
         metadata=choice(
-            "number format of weights and KV cache; auto is float32 on a CPU",
+            "number format of weights and KV cache; auto is float32 on a CPU, bfloat16 on a GPU",
             "auto",
             "float32",
             "float64",
@@ -79,7 +87,9 @@ class CacheOptions:
     page_size: int = field(default=16, metadata=count("tokens in a page, the unit of matching", 1, 256))
     device_memory: int = field(
         default=AUTO_SIZE,
-        metadata=size("size of the device tier; default: 25% of the memory that is left", 1),
+        metadata=size(
+            "size of the device tier; default: 25% of the memory that is left, on a GPU 80% of its own", 1
+        ),
     )
     host_memory: int = field(default=GIB, metadata=size("size of the host tier; 0 turns it off"))
     disk_path: Path = field(default_factory=default_disk_path, metadata=path("folder of the disk tier"))

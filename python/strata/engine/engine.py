@@ -18,7 +18,8 @@ import torch
 
 from strata._core import LayerHold, Plan, Refusal, Runtime
 from strata.config import StrataConfig
-from strata.device import CpuPool
+from strata.device.cuda_runtime import CudaRuntime
+from strata.device.cupy_runtime import CupyRuntime
 from strata.engine.api import (
     TIERS,
     Chunk,
@@ -30,18 +31,19 @@ from strata.engine.api import (
     TokenSources,
     WaitingReport,
 )
+from strata.engine.device_tier import CpuTier, CudaTier, DeviceTier, LoadFailedError
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
-from strata.engine.runtime_options import PoolSizes, runtime_options
+from strata.engine.runtime_options import PoolSizes, device_memory, runtime_options
 from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
-from strata.engine.step import LoadFailedError, run_step
+from strata.engine.step import LOAD_TIMEOUT_S, run_step
+from strata.engine.step_clock import StepClock
 from strata.engine.step_log import StepLog, header_of
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
 from strata.engine.warm_up import warm_up
 from strata.errors import CapacityError, RequestError, StorageError, StrataError
-from strata.models import pool_shape
 
 _log = logging.getLogger("strata.engine")
 
@@ -68,22 +70,41 @@ class _TokenTextless:
 class Engine:
     """Serves one model over the tiers of one configuration. Implements `EngineProtocol`.
 
-    Loads the model unless one is given, opens the tiers and starts the thread. `hold` stops transfers in tests.
-    Raises ModelError, ConfigError, CapacityError or StorageError, each with the flag to change.
+    Loads the model unless one is given, opens the tiers and starts the thread. `hold` stops transfers in tests; `cuda`
+    stands in for the GPU of `--device cuda`. Raises ModelError, ConfigError, CapacityError or StorageError, each with
+    the flag to change.
     """
 
     def __init__(
-        self, config: StrataConfig, served: ServedModel | None = None, hold: LayerHold | None = None
+        self,
+        config: StrataConfig,
+        served: ServedModel | None = None,
+        hold: LayerHold | None = None,
+        cuda: CudaRuntime | None = None,
     ) -> None:
+        # Before a model is loaded: a device that is not there should not take a minute to say so.
+        device = cuda or CupyRuntime() if config.model.device == "cuda" else None
         self._step_log = StepLog(config.server.step_log)
         self._served = served or load_served_model(config.model)
         self.config = config
         model = self._served.model
-        self._sizes = PoolSizes.of(model, config.cache)
-        shape = pool_shape(model.config, self._sizes.device_pages, config.cache.page_size)
-        self._pool = CpuPool.allocate(shape, model.dtype)
+        self._sizes = PoolSizes.of(model, config.cache, device_memory(config, device), grows=device is None)
         options = runtime_options(self._served, config, self._sizes)
-        self._runtime = Runtime(options, self._pool.address, self._pool.size_bytes, self._pool.tensor, hold)
+        page_size = config.cache.page_size
+        self._tier: DeviceTier = (
+            CpuTier(model, self._sizes.device_pages, page_size)
+            if device is None
+            else CudaTier(device, model, options, page_size)
+        )
+        self._clock = StepClock(self._tier.runs_behind)
+        self._pool = pool = self._tier.pool
+        try:
+            self._runtime = Runtime(
+                options, pool.address, pool.size_bytes, pool.tensor, hold, self._tier.mover, self._tier.arena
+            )
+        except BaseException:
+            self._tier.close()
+            raise
         self.model_name = config.model.served_model_name or self._served.name
         self.tokenizer = self._served.tokenizer
         device_tokens = self._sizes.device_pages * config.cache.page_size
@@ -109,6 +130,7 @@ class Engine:
         self._warm.wait(_WARM_UP_S)
         if not self._is_alive():
             self._runtime.close()
+            self._tier.close()
             self._step_log.close()
             raise StrataError(f"the model's first step failed: {self._failure}")
         self._step_log.start(header_of(self._served, self._sizes, config), self._runtime.stats)
@@ -200,6 +222,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            self._tier.bind_thread()
             warm_up(self._served.model, self._runtime)
             self._warm.set()
             while not self._stopping.is_set():
@@ -220,10 +243,11 @@ class Engine:
     def _carry_out(self, plan: Plan) -> None:
         if plan.epoch < self._epoch:
             return
-        started = time.monotonic()
+        started, was_loading = time.monotonic(), plan.loading
         try:
-            logits, stalled = run_step(self._served.model, self._pool.tensor, plan, self._last_tokens)
+            logits, stalled = run_step(self._served.model, self._tier, plan, self._last_tokens)
             tokens = self._sample(plan, logits)
+            self._tier.confirm_loads(plan, LOAD_TIMEOUT_S)
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
             self._discard(plan, "late load" if error.late else "load")
@@ -233,7 +257,8 @@ class Engine:
             self._discard(plan, "step")
             return
         self._forwards["prefill" if plan.is_prefill else "decode"] += 1
-        busy = time.monotonic() - started - stalled
+        took = time.monotonic() - started - stalled
+        busy = self._clock.busy_s(took, plan.samples, was_loading)
         if plan.is_prefill:
             self._measure(sum(plan.query_lengths), busy)
         self._note_sources(plan)
@@ -241,12 +266,13 @@ class Engine:
         self._step_log.note(plan, started, len(tokens), busy, stalled)
 
     def _discard(self, plan: Plan, why: str) -> None:
+        self._clock.failed()
         self._epoch = plan.epoch + 1
         self._runtime.plan_failed(plan.id, why)
 
     def _measure(self, tokens: int, seconds: float) -> None:
         # Small chunks pay the weights' streaming, not the tokens' compute: no measure of what a prompt costs.
-        if tokens >= 64:
+        if tokens >= 64 and seconds > 0:
             rate = tokens / seconds
             old = self._prefill_rate
             self._prefill_rate = rate if old is None else old + _RATE_WEIGHT * (rate - old)
@@ -342,6 +368,8 @@ class Engine:
         problems = []
         if not self._is_alive():
             problems.append(f"the engine has stopped: {self._failure or 'it was shut down'}")
+        if self._tier.problem is not None:
+            problems.append(f"pages move no more between host and device: {self._tier.problem}")
         engine, problem = self._runtime.disk_state()
         if engine is not None and problem is not None:
             problems.append(f"the disk tier is {problem}")
@@ -370,8 +398,8 @@ class Engine:
         recovered, damaged = self._runtime.recovered
         disk_detail = f"{self._disk_path} ({engine}; {recovered:,} pages found, {damaged:,} damaged)"
         details = {
-            "device": f"cpu, {str(self._served.model.dtype).removeprefix('torch.')}",
-            "host": f"DRAM, {self._sizes.copy_threads} copy threads",
+            "device": f"{self._tier.description}, {str(self._served.model.dtype).removeprefix('torch.')}",
+            "host": "DRAM, pinned" if self._tier.mover else f"DRAM, {self._sizes.copy_threads} copy threads",
             "disk": disk_detail if engine else str(self._disk_path),
         }
         off = {
@@ -473,6 +501,7 @@ class Engine:
             self._thread.join(timeout=_JOIN_S)
             self._step_log.close()
             self._runtime.close()
+            self._tier.close()
             self._shut_down.set()
         return self._shutdown_report
 

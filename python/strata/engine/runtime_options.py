@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.config import CacheOptions, StrataConfig, available_memory, format_size
+from strata.config import DEFAULT_ORIGIN, CacheOptions, StrataConfig, available_memory, format_size
+from strata.device.cuda_runtime import CudaRuntime
 from strata.engine.served_model import ServedModel, usable_cores
 from strata.errors import ConfigError
 from strata.models import CausalLM
@@ -14,6 +15,8 @@ PARTS = 2
 """K and V."""
 RECORD_ALIGNMENT = 4096
 """Host pages start at multiples of this, as O_DIRECT asks."""
+_GPU_MEMORY_SHARE = 0.8
+"""The rest is for what a step computes with."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,19 @@ class PoolSizes:
     copy_threads: int
 
     @classmethod
-    def of(cls, model: CausalLM, cache: CacheOptions) -> PoolSizes:
-        """Sizes in whole pages. Raises ConfigError if the device tier holds none."""
+    def of(
+        cls, model: CausalLM, cache: CacheOptions, device_memory: int | None = None, grows: bool = True
+    ) -> PoolSizes:
+        """Sizes in whole pages, of `device_memory` bytes if that is not what `cache` says. Without `grows` the host
+        tier keeps to the memory that it starts with. Raises ConfigError if the device tier holds none."""
+        device_memory = cache.device_memory if device_memory is None else device_memory
         config = model.config
         token_bytes = config.kv_heads * config.head_dim * model.dtype.itemsize
         page_bytes = config.layers * PARTS * token_bytes * cache.page_size
-        device_pages = cache.device_memory // page_bytes
+        device_pages = device_memory // page_bytes
         if device_pages < 2:
             raise ConfigError(
-                f"--device-memory {format_size(cache.device_memory)} holds {device_pages} pages of "
+                f"--device-memory {format_size(device_memory)} holds {device_pages} pages of "
                 f"{format_size(page_bytes)}; give at least {format_size(2 * page_bytes)}, or a smaller --page-size"
             )
         host_page = -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
@@ -44,8 +51,21 @@ class PoolSizes:
         threads = cache.copy_threads or min(2, max(1, usable_cores() // 2))
         host_pages = cache.host_memory // host_page
         # Address space is all that this costs: it is what the host tier may grow to at run time.
-        most = max(host_pages, available_memory() // host_page)
+        most = max(host_pages, available_memory() // host_page) if grows else host_pages
         return cls(token_bytes, page_bytes, device_pages, host_pages, most, threads)
+
+
+def device_memory(config: StrataConfig, device: CudaRuntime | None) -> int | None:
+    """Bytes of the device tier where the settings leave them to the device: a share of what it has left."""
+    if device is None or config.origin("device_memory") != DEFAULT_ORIGIN:
+        return None
+    return int(device.memory_info().free * _GPU_MEMORY_SHARE)
+
+
+def _write_policy(config: StrataConfig) -> str:
+    """What a GPU computes is quickly computed again: only what was used twice is worth its way to the host."""
+    chosen = config.origin("write_policy") != DEFAULT_ORIGIN or config.model.device == "cpu"
+    return config.cache.write_policy if chosen else "selective"
 
 
 def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes) -> dict[str, Any]:
@@ -62,7 +82,7 @@ def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes)
         "disk_path": cache.disk_path,
         "disk_capacity": cache.disk_capacity,
         "fingerprint": list(served.fingerprint(cache.page_size)),
-        "write_policy": cache.write_policy,
+        "write_policy": _write_policy(config),
         "disk_write_policy": cache.disk_write_policy,
         "selective_accesses": cache.selective_accesses,
         "policy": scheduler.policy,

@@ -34,7 +34,9 @@ class ServedModel:
             "record": f"page-first layers={config.layers} parts=2 heads={config.kv_heads} dim={config.head_dim}",
             "page_size": str(page_size),
             "shard": "0/1",
-            "arithmetic": str(ARITHMETIC),
+            # A GPU rounds otherwise than a CPU.
+            "arithmetic": str(ARITHMETIC)
+            + ("" if self.model.device.type == "cpu" else f" {self.model.device.type}"),
         }
         digest = hashlib.blake2b(b"strata fingerprint", digest_size=32)
         for name, value in fields.items():
@@ -51,7 +53,8 @@ def usable_cores() -> int:
 def load_served_model(options: ModelOptions) -> ServedModel:
     """Loads `--model`. Raises ModelError with the file and the remedy if it cannot be run."""
     torch.set_num_threads(options.threads or usable_cores())
-    dtype = "float32" if options.dtype == "auto" else options.dtype
-    loaded = load_model(options.model, dtype)
+    automatic = "float32" if options.device == "cpu" else "bfloat16"
+    dtype = automatic if options.dtype == "auto" else options.dtype
+    loaded = load_model(options.model, dtype, options.device)
     name = "SmolLM2-135M-Instruct" if options.model == "default" else loaded.path.name
     return ServedModel(loaded.model, loaded.tokenizer, name, fingerprint_files(loaded.path))

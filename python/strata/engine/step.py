@@ -8,19 +8,11 @@ import numpy as np
 import torch
 
 from strata._core import Plan
-from strata.errors import StorageError
+from strata.engine.device_tier import DeviceTier
 from strata.models import CausalLM, ForwardBatch
 
 LOAD_TIMEOUT_S = 30.0
 """Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
-
-
-class LoadFailedError(StorageError):
-    """A layer that this step needs will not come, or not in time (`late`): the step is void."""
-
-    def __init__(self, message: str, late: bool) -> None:
-        super().__init__(message)
-        self.late = late
 
 
 def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
@@ -44,18 +36,23 @@ def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
 
 
 def run_step(
-    model: CausalLM, pool: torch.Tensor, plan: Plan, last_tokens: dict[int, int]
+    model: CausalLM, tier: DeviceTier, plan: Plan, last_tokens: dict[int, int]
 ) -> tuple[torch.Tensor, float]:
-    """Logits [rows that sample, vocab], and the seconds that the step waited for loads. Raises LoadFailedError."""
+    """Logits [rows that sample, vocab], and the seconds that the step waited for loads. A device of its own may still
+    be computing when this returns. Raises LoadFailedError."""
     stalled = 0.0
 
     def wait_layer(layer: int) -> None:
         nonlocal stalled
         began = time.monotonic()
-        outcome = plan.wait_layer(layer, LOAD_TIMEOUT_S)
-        stalled += time.monotonic() - began
-        if outcome != "ready":
-            message = f"layer {layer} of plan {plan.id} was not loaded: {outcome}"
-            raise LoadFailedError(message, late=outcome == "timeout")
+        try:
+            tier.wait_layer(plan, layer, LOAD_TIMEOUT_S)
+        finally:
+            stalled += time.monotonic() - began
 
-    return model.forward(forward_batch(plan, last_tokens), pool, wait_layer), stalled
+    try:
+        logits = model.forward(forward_batch(plan, last_tokens), tier.pool.tensor, wait_layer)
+    finally:
+        # Also after a failure: what was queued before it still reads and writes pages that Core is about to reuse.
+        tier.step_done()
+    return logits, stalled

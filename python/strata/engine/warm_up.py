@@ -36,7 +36,8 @@ class MeasuredStep:
 
 def first_steps(model: CausalLM) -> list[MeasuredStep]:
     """Runs the steps over a pool of its own, on the thread that will compute."""
-    pool = torch.zeros(pool_shape(model.config, _PAGES, _PAGE_SIZE), dtype=model.dtype)
+    shape = pool_shape(model.config, _PAGES, _PAGE_SIZE)
+    pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
     for tokens, context in _COLD:
         _step(model, pool, tokens, context)
     return [
@@ -57,7 +58,8 @@ def _step(model: CausalLM, pool: torch.Tensor, tokens: int, context: int) -> flo
         logits_rows=torch.tensor([tokens - 1]),
     )
     began = time.monotonic()
-    model.forward(batch, pool, lambda layer: None)
+    # To the host and back: a device of its own is still computing when the call returns.
+    model.forward(batch, pool, lambda layer: None).cpu()
     return time.monotonic() - began
 
 

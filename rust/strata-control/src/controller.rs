@@ -382,7 +382,6 @@ impl CacheController {
             (TransferKind::Erase, _) | (_, Leg::Second) => None,
             (kind, _) => Some(self.pin(&plan.namespace, &plan.tokens, end, kind.source())?),
         };
-        let ticket = (plan.kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(self.config.layers)));
         let records = match plan.kind {
             TransferKind::Spill | TransferKind::Prefetch => crate::keys::records(
                 plan.namespace,
@@ -404,6 +403,8 @@ impl CacheController {
             (Leg::First(_), Some(origin)) => origin,
             _ => self.transfers.next_id(),
         };
+        let ticket =
+            (plan.kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(id, self.config.layers)));
         let transfer = Transfer {
             kind: plan.kind,
             leg: plan.leg,

@@ -101,8 +101,8 @@ impl Yardstick {
 
     /// Carries every page once; how long from `submit` to the completion.
     pub fn transfer(&mut self, kind: TransferKind) -> Result<Duration, TransferError> {
-        let ticket = (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(LAYERS)));
         let (id, group, records) = (TransferId(1), GroupId(0), Vec::new());
+        let ticket = (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(id, LAYERS)));
         let pages = self.moves.clone();
         let broken = |reason: String| TransferError::Io { operation: "measured transfer".into(), reason };
         let start = Instant::now();

@@ -121,7 +121,7 @@ impl LinkTrial {
         limit: Duration,
     ) -> Result<TransferCompletion, TrialError> {
         let failed = |reason: String| TrialError::Failed(reason);
-        let ticket = Some(Arc::new(LoadTicket::new(self.layers)));
+        let ticket = Some(Arc::new(LoadTicket::new(id, self.layers)));
         let (kind, group, records) = (TransferKind::Load, self.group, Vec::new());
         let pages = self.scattered(pages);
         let count = pages.len();

@@ -2,9 +2,11 @@
 //! Errors cross in `error`, the interpreter's lock is let go in `gate`, and nowhere else.
 
 mod cache;
+mod device_edge;
 mod disk;
 mod error;
 mod gate;
+mod host_arena;
 mod keys;
 mod link;
 mod measure;
@@ -21,6 +23,7 @@ mod simulate;
 mod stats;
 mod step_seconds;
 mod tools;
+mod transfer_queue;
 
 use pyo3::prelude::*;
 
@@ -47,10 +50,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(step_seconds::step_seconds, module)?)?;
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
+    module.add_class::<host_arena::HostArena>()?;
     module.add_class::<measure::CopyYardstick>()?;
     module.add_class::<memory::LayerHold>()?;
     module.add_class::<measure_disk::DiskMeter>()?;
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Refusal>()?;
-    module.add_class::<runtime::Runtime>()
+    module.add_class::<runtime::Runtime>()?;
+    module.add_class::<transfer_queue::TransferQueue>()
 }

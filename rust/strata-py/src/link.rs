@@ -3,10 +3,9 @@
 use crate::error::{Failure, Outcome};
 use crate::runtime::{transfer_pages, WARM_BYTES};
 use std::time::Instant;
-use strata_copy::CopyEngine;
 use strata_core::{LinkTrial, TrialError, TrialLimits};
 use strata_sched::cost::{CostPrior, LinkCost};
-use strata_tier::CompletionReceiver;
+use strata_tier::{CompletionReceiver, Mover};
 use strata_types::{KvShape, Time, TransferKind};
 
 /// Bytes of the largest transfer that is measured.
@@ -20,10 +19,10 @@ pub struct LinkState {
 }
 
 impl LinkState {
-    /// Measures loads through the engine that will serve. `pages` are those of the host and of the device tier, none of
-    /// them in use. Fails only if a copy thread may still write to them.
+    /// Measures loads through the Mover that will serve. `pages` are those of the host and of the device tier, none of
+    /// them in use. Fails only if something may still write to them.
     pub fn measure(
-        copies: &CopyEngine,
+        mover: &dyn Mover,
         completions: &CompletionReceiver,
         shape: KvShape,
         pages: [u32; 2],
@@ -42,11 +41,11 @@ impl LinkState {
             limits: TrialLimits::default(),
         };
         let start = Instant::now();
-        match trial.run(copies, completions, &|| Time::default() + start.elapsed()) {
+        match trial.run(mover, completions, &|| Time::default() + start.elapsed()) {
             Ok(cost) => Ok(LinkState { cost: Some(cost), problem: None }),
             Err(TrialError::Failed(reason)) => Ok(LinkState { cost: None, problem: Some(reason) }),
             Err(stuck @ TrialError::Stuck { .. }) => Err(Failure::Stopped(format!(
-                "the copy threads do not answer: {stuck}; start again, with --copy-threads 1 if it stays so"
+                "transfers between host and device do not end: {stuck}; start again, with --copy-threads 1 (on a GPU: with --device cpu) if it stays so"
             ))),
         }
     }

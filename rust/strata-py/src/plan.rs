@@ -134,6 +134,25 @@ impl Plan {
         !self.plan.tickets.iter().all(|ticket| ticket.is_complete())
     }
 
+    /// The transfers that bring what this plan reads, without those that had ended when it was formed.
+    #[getter]
+    fn loads(&self) -> Vec<u64> {
+        let mut loads: Vec<u64> = self.plan.tickets.iter().map(|ticket| ticket.transfer().0).collect();
+        loads.sort_unstable();
+        loads.dedup();
+        loads
+    }
+
+    /// How one of `loads` stands, without waiting: layer `layer` is `ready`, `pending`, or the load has `failed`.
+    fn load_state(&self, load: u64, layer: u32) -> &'static str {
+        let ticket = self.plan.tickets.iter().find(|ticket| ticket.transfer().0 == load);
+        match ticket.map(|ticket| ticket.wait_layer(layer, Duration::ZERO)) {
+            Some(WaitOutcome::TimedOut) => "pending",
+            Some(WaitOutcome::Failed) => "failed",
+            Some(WaitOutcome::Ready) | None => "ready",
+        }
+    }
+
     /// Waits until layer `layer` of every load is on the device: `ready`, `failed` or `timeout`. An atomic read
     /// where it is there already; blocks without the lock otherwise, at most `timeout_s` seconds.
     fn wait_layer(&self, py: Python<'_>, layer: u32, timeout_s: f64) -> &'static str {

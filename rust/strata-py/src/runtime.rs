@@ -1,14 +1,17 @@
-//! `Runtime`: Core on its thread, with the host arena, the copy threads and the disk store of one engine.
+//! `Runtime`: Core on its thread, with the host arena, the device's Mover and the disk store of one engine.
 
+use crate::device_edge::DeviceEdge;
 use crate::disk::DiskKeeper;
 use crate::error::{Failure, Outcome};
 use crate::gate::released;
+use crate::host_arena::{shape_of, HostArena, HostMemory};
 use crate::link::LinkState;
 use crate::memory::{device_region, HostPages, LayerHold};
 use crate::options::Options;
 use crate::plan::{Plan, Refusal};
 use crate::pools::Pools;
 use crate::stats::flatten;
+use crate::transfer_queue::TransferQueue;
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
@@ -16,47 +19,37 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use strata_control::ControlConfig;
-use strata_copy::{warm, Arena, CopyConfig, CopyEngine, Region};
+use strata_copy::{Region, Throttle};
 use strata_core::{
     Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
     StepTime, WaitingReport, Work,
 };
 use strata_disk::{DiskConfig, Geometry};
 use strata_tier::completion_queue;
-use strata_types::{GroupId, KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
+use strata_types::{KvLayout, KvShape, Namespace, PlanId, RequestId, TierId};
 
 /// Completions that may wait for Core. Core drains them in microseconds; a Mover that finds no room waits.
 const COMPLETIONS: usize = 4096;
 /// Bytes and pages of one transfer.
 const TRANSFER_BYTES: u64 = 24 << 20;
 const MOST_TRANSFER_PAGES: u32 = 256;
-/// Memory through which pages pass between device and disk where there is no host tier.
-const STAGING_BYTES: u64 = 64 << 20;
 /// How long an eviction waits for write-back at most.
 const SAVE_PATIENCE: Duration = Duration::from_secs(2);
 /// Memory of each pool that is mapped before it is needed: a few long documents, well under any pool's own cap.
 pub const WARM_BYTES: u64 = 1 << 30;
-/// Page alignment in the host arena and on disk: what O_DIRECT asks for.
-const ALIGNMENT: u64 = 4096;
 
 /// Core, its thread and its Movers. All methods may be called from any thread.
 #[pyclass(frozen, module = "strata._core")]
 pub struct Runtime {
     handle: DriverHandle,
     driver: Mutex<Option<Driver>>,
-    copies: Arc<CopyEngine>,
+    edge: DeviceEdge,
     disk: DiskKeeper,
     pools: Pools,
     link: LinkState,
     options: Options,
     shape: KvShape,
     page_size: usize,
-}
-
-/// Bytes of the first `pages` pages of the host arena.
-fn host_bytes(layout: &KvLayout, pages: u32) -> usize {
-    let first = KvLayout { pages, ..*layout };
-    first.total_bytes().next_multiple_of(ALIGNMENT) as usize
 }
 
 /// Pages of one transfer: enough bytes to keep a disk busy, few enough to commit early, to cut, and to tell how it
@@ -92,55 +85,37 @@ fn disk_config_at(options: &Options, shape: KvShape, root: PathBuf, capacity: u6
     Ok(config)
 }
 
+/// Who moves pages on the device's edge, before it is started.
+enum Carrier {
+    /// Copy threads over the device pool, slowed down by this. What a test slows down is no link to be measured.
+    Threads { device: Region, throttle: Arc<dyn Throttle>, measured: bool },
+    /// An executor in Python that knows where the device pool is.
+    Executor { queue: Arc<strata_tier::TransferQueue> },
+}
+
 impl Runtime {
-    fn build(
-        options: &Options,
-        device: Region,
-        throttle: Arc<dyn strata_copy::Throttle>,
-        measures_link: bool,
-    ) -> Outcome<Runtime> {
-        let group = GroupId(0);
-        let shape =
-            KvShape::new(group, options.layers, options.parts, options.page_size, options.token_bytes)?;
+    fn build(options: &Options, carrier: Carrier, host: Option<HostMemory>) -> Outcome<Runtime> {
+        let shape = shape_of(options)?;
+        let group = shape.group;
         let device_layout = KvLayout::layer_first(shape, options.device_pages)?;
-        // Without a host tier pages pass through a few pages of staging on their way to and from the disk.
-        let staging_pages = u32::try_from(STAGING_BYTES / shape.page_bytes() as u64).unwrap_or(1).max(1);
-        let arena_pages = if options.host_pages == 0 { staging_pages } else { options.host_pages };
-        // Address space for all that the host tier may grow to; memory is taken as it is used.
-        let host_layout = KvLayout::page_first(shape, options.host_pages_most.max(arena_pages), ALIGNMENT)?;
-        let (used, most) =
-            (host_bytes(&host_layout, arena_pages), host_bytes(&host_layout, host_layout.pages));
-        let arena = Arc::new(Arena::with_capacity(used, most)?);
-        let region = Region::from_arena(Arc::clone(&arena));
+        let host = host.map_or_else(|| HostMemory::map(options, false), Ok)?;
         let (sender, receiver) = completion_queue(COMPLETIONS);
-        let warming = start_warming([
-            (device.clone(), device_layout, options.device_pages),
-            (region.clone(), host_layout, arena_pages),
-        ]);
-        let device_pool = device.clone();
-        let copies = Arc::new(CopyEngine::new(
-            CopyConfig {
-                device,
-                device_layout,
-                host: region.clone(),
-                host_layout,
-                threads: options.copy_threads,
-                backup_niceness: options.backup_niceness,
-                queue_capacity: 1024,
-                throttle,
-            },
-            sender.clone(),
-        )?);
-        let host = Arc::new(HostPages { region, layout: host_layout });
-        if let Some(warming) = warming {
-            // Done before the first request: it would take a core from it. A panic there costs only warmth.
-            let _panicked = warming.join();
-        }
-        // An emulated link is found out like any other: by what it does.
-        let link = match measures_link && options.host_pages > 0 {
-            true => {
-                LinkState::measure(&copies, &receiver, shape, [options.host_pages, options.device_pages])?
+        let (edge, device, measured) = match carrier {
+            Carrier::Threads { device, throttle, measured } => {
+                let pool = (device.clone(), device_layout);
+                let edge = DeviceEdge::threads(options, pool, &host, throttle, sender.clone())?;
+                (edge, Some(device), measured)
             }
+            Carrier::Executor { queue } => (DeviceEdge::executor(queue, sender.clone())?, None, true),
+        };
+        // An emulated link is found out like any other: by what it does.
+        let link = match measured && options.host_pages > 0 {
+            true => LinkState::measure(
+                &*edge.mover(),
+                &receiver,
+                shape,
+                [options.host_pages, options.device_pages],
+            )?,
             false => LinkState::default(),
         };
         let core = Core::new(CoreConfig {
@@ -151,7 +126,7 @@ impl Runtime {
                 page_bytes: shape.page_bytes() as u64,
                 record_bytes: record_bytes(shape),
                 pages: [options.device_pages, options.host_pages, 0],
-                staging_pages,
+                staging_pages: host.staging_pages,
                 device_shards: 1,
                 backup: options.write_policy("--write-policy", &options.write_policy)?,
                 spill: options.write_policy("--disk-write-policy", &options.disk_write_policy)?,
@@ -171,35 +146,23 @@ impl Runtime {
             costs: link.prior(),
             always_loads: options.always_loads()?,
         })?;
-        let device_mover: Arc<dyn strata_tier::Mover> = copies.clone();
-        let movers = Movers { device: device_mover, disk: None };
+        let movers = Movers { device: edge.mover(), disk: None };
         let driver = Driver::start(core, movers, receiver, options.outstanding_plans)
             .map_err(|error| Failure::Capacity(format!("cannot start the core's thread: {error}")))?;
-        let disk = DiskKeeper::start(driver.handle(), host, sender, disk_config(options, shape)?)?;
+        let disk_pages = Arc::new(HostPages { region: host.region(), layout: host.layout });
+        let disk = DiskKeeper::start(driver.handle(), disk_pages, sender, disk_config(options, shape)?)?;
         Ok(Runtime {
             handle: driver.handle(),
             driver: Mutex::new(Some(driver)),
-            copies,
+            edge,
             disk,
-            pools: Pools::new(device_pool, device_layout, arena, host_layout, staging_pages),
+            pools: Pools::new(device, device_layout, host),
             link,
             options: options.clone(),
             shape,
             page_size: options.page_size as usize,
         })
     }
-}
-
-/// Maps the pages that will be used first, beside the scan of the disk. None if there is no thread to be had: then the
-/// first copies map their own pages.
-fn start_warming(pools: [(Region, KvLayout, u32); 2]) -> Option<std::thread::JoinHandle<()>> {
-    let work = move || {
-        for (region, layout, in_use) in pools {
-            let pages = WARM_BYTES / layout.shape.page_bytes() as u64;
-            warm(&region, &layout, 0..u32::try_from(pages).unwrap_or(u32::MAX).min(in_use), || true);
-        }
-    };
-    std::thread::Builder::new().name("strata-warm".into()).spawn(work).ok()
 }
 
 fn seconds(value: f64) -> Duration {
@@ -234,9 +197,12 @@ fn report(done: MaintenanceReport) -> BTreeMap<String, u64> {
 #[pymethods]
 impl Runtime {
     /// Starts Core over a device pool at `device_address`, memory of `device_owner`. `options` has every field of
-    /// `strata._core`'s stub; `hold` stops transfers for tests. Raises ConfigError, CapacityError, StorageError.
+    /// `strata._core`'s stub; `hold` stops transfers for tests. With `mover` its executor carries pages between the pool
+    /// and `arena`, which was made with the same options, instead of copy threads: it must be taking transfers by now,
+    /// and neither pool gives memory back when it shrinks. Raises ConfigError, CapacityError, StorageError.
     #[new]
-    #[pyo3(signature = (options, device_address, device_bytes, device_owner, hold = None))]
+    #[pyo3(signature = (options, device_address, device_bytes, device_owner, hold = None, mover = None, arena = None))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         options: Options,
@@ -244,12 +210,27 @@ impl Runtime {
         device_bytes: usize,
         device_owner: Py<PyAny>,
         hold: Option<&Bound<'_, LayerHold>>,
+        mover: Option<&Bound<'_, TransferQueue>>,
+        arena: Option<&Bound<'_, HostArena>>,
     ) -> Outcome<Runtime> {
-        let device = device_region(device_address, device_bytes, device_owner)?;
-        let throttle = options.throttle(hold);
-        // A hold stops a test's transfers: it is no link to be measured.
-        let measures_link = hold.is_none();
-        released(py, || Runtime::build(&options, device, throttle, measures_link))
+        let host = arena.map(|arena| arena.get().memory.clone());
+        if host.as_ref().is_some_and(|host| !host.is_for(&options)) {
+            let text = "the arena was made for other pages: make it with the options of the Runtime";
+            return Err(Failure::Config(text.into()));
+        }
+        let carrier = match mover {
+            None => Carrier::Threads {
+                device: device_region(device_address, device_bytes, device_owner)?,
+                throttle: options.throttle(hold),
+                measured: hold.is_none(),
+            },
+            Some(_) if host.is_none() || hold.is_some() => {
+                let text = "a mover needs the arena that its executor knows, and has no layer to hold";
+                return Err(Failure::Config(text.into()));
+            }
+            Some(mover) => Carrier::Executor { queue: Arc::clone(&mover.get().queue) },
+        };
+        released(py, || Runtime::build(&options, carrier, host))
     }
 
     /// Queues a request; a refusal comes back as work. Raises CapacityError if the queue of commands is full.
@@ -348,7 +329,7 @@ impl Runtime {
     fn stats(&self, py: Python<'_>) -> Outcome<BTreeMap<String, f64>> {
         let core = released(py, || self.handle.stats())?;
         let (disk, (up, attempts)) = (self.disk.stats(), self.disk.availability());
-        let mut flat = flatten(&core, &self.copies.stats(), disk.as_ref());
+        let mut flat = flatten(&core, self.edge.completions_lost(), disk.as_ref());
         flat.insert("disk_up".into(), f64::from(u8::from(up)));
         flat.insert("disk_open_attempts".into(), attempts as f64);
         Ok(flat)
@@ -416,9 +397,9 @@ impl Runtime {
         released(py, || {
             let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(driver);
-            let copies = self.copies.close();
+            let edge = self.edge.close();
             let disk = self.disk.close();
-            copies?;
+            edge?;
             disk
         })
     }

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use strata_control::HIT_AGES_S;
-use strata_copy::CopyStats;
 use strata_core::CoreStats;
 use strata_disk::DiskStats;
 use strata_sched::cost::{CostReport, Measured};
 use strata_types::{TierId, TransferKind};
 
 /// Flattens everything that is counted. Values are exact up to 2^53.
-pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> BTreeMap<String, f64> {
+pub fn flatten(core: &CoreStats, completions_lost: u64, disk: Option<&DiskStats>) -> BTreeMap<String, f64> {
     let mut flat = BTreeMap::new();
     let mut put = |name: String, value: u64| {
         flat.insert(name, value as f64);
@@ -44,7 +43,7 @@ pub fn flatten(core: &CoreStats, copy: &CopyStats, disk: Option<&DiskStats>) -> 
         ("transfers_in_flight", core.transfers_in_flight as u64),
         ("corrupt_records", core.control.corrupt_records),
         ("unknown_completions", core.control.unknown_completions),
-        ("completions_lost", copy.completions_lost),
+        ("completions_lost", completions_lost),
     ];
     for (name, value) in plain {
         put(name.into(), value);

@@ -103,7 +103,8 @@ fn transfer<H: MoverHarness>(
     kind: TransferKind,
     moves: &[(u32, u32)],
 ) -> TransferDescriptor {
-    let ticket = (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(harness.layers())));
+    let ticket =
+        (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(TransferId(id), harness.layers())));
     let pages = moves.iter().map(|(from, to)| PageMove { from: PageId(*from), to: PageId(*to) }).collect();
     let records = records(harness, kind, moves.len());
     TransferDescriptor { id: TransferId(id), kind, group: GroupId(0), pages, records, ticket }

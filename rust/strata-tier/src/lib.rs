@@ -6,6 +6,8 @@ pub mod conformance;
 pub mod fakes;
 mod mover;
 mod pool;
+mod queue;
 
 pub use mover::{completion_queue, CompletionReceiver, CompletionSender, Mover, SubmitError};
 pub use pool::{Misuses, PagePool, PageState, PoolError};
+pub use queue::{QueueStats, Report, Taken, TransferQueue};

@@ -1,6 +1,7 @@
 //! `LoadTicket`: a load that several requests can wait for, layer by layer. A waiter first tries an atomic and
 //! only then blocks, never past its deadline. Once failed, a ticket stays failed; ready layers never shrink.
 
+use crate::TransferId;
 #[cfg(loom)]
 use loom::sync::{
     atomic::{AtomicU32, Ordering},
@@ -41,6 +42,7 @@ pub enum WaitOutcome {
 /// A shareable count of the layers that a load has brought.
 #[derive(Debug)]
 pub struct LoadTicket {
+    transfer: TransferId,
     layers: u32,
     ready: AtomicU32,
     lock: Mutex<()>,
@@ -48,9 +50,15 @@ pub struct LoadTicket {
 }
 
 impl LoadTicket {
-    /// A ticket for a load of this many layers, none of them ready.
-    pub fn new(layers: u32) -> Self {
-        LoadTicket { layers, ready: AtomicU32::new(0), lock: Mutex::new(()), changed: Condvar::new() }
+    /// A ticket for the load that this transfer carries out, of this many layers, none of them ready.
+    pub fn new(transfer: TransferId, layers: u32) -> Self {
+        let (ready, lock, changed) = (AtomicU32::new(0), Mutex::new(()), Condvar::new());
+        LoadTicket { transfer, layers, ready, lock, changed }
+    }
+
+    /// The transfer that carries the load out.
+    pub fn transfer(&self) -> TransferId {
+        self.transfer
     }
 
     /// The number of layers of the load.
@@ -159,7 +167,7 @@ mod tests {
 
     #[test]
     fn layers_become_ready_in_order_and_failures_stay() {
-        let ticket = LoadTicket::new(3);
+        let ticket = LoadTicket::new(TransferId(1), 3);
         assert_eq!(ticket.wait_layer(0, Duration::ZERO), WaitOutcome::TimedOut);
         ticket.advance(2);
         ticket.advance(1);
@@ -173,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_complete_ticket_cannot_fail() {
-        let ticket = LoadTicket::new(1);
+        let ticket = LoadTicket::new(TransferId(1), 1);
         ticket.advance(9);
         ticket.fail();
         assert!(ticket.is_complete());
@@ -182,7 +190,7 @@ mod tests {
 
     #[test]
     fn waiters_on_other_threads_wake() {
-        let ticket = Arc::new(LoadTicket::new(2));
+        let ticket = Arc::new(LoadTicket::new(TransferId(1), 2));
         let waiters: Vec<_> = (0..4)
             .map(|index| {
                 let ticket = Arc::clone(&ticket);
@@ -205,7 +213,7 @@ mod loom_tests {
     #[test]
     fn no_wake_is_lost() {
         loom::model(|| {
-            let ticket = Arc::new(LoadTicket::new(2));
+            let ticket = Arc::new(LoadTicket::new(TransferId(1), 2));
             let mover = {
                 let ticket = Arc::clone(&ticket);
                 loom::thread::spawn(move || {
@@ -221,7 +229,7 @@ mod loom_tests {
     #[test]
     fn a_failure_reaches_every_waiter() {
         loom::model(|| {
-            let ticket = Arc::new(LoadTicket::new(2));
+            let ticket = Arc::new(LoadTicket::new(TransferId(1), 2));
             let waiter = {
                 let ticket = Arc::clone(&ticket);
                 loom::thread::spawn(move || ticket.wait_layer(1, Duration::ZERO))

@@ -141,7 +141,7 @@ impl Bench {
 }
 
 pub fn transfer(id: u64, kind: TransferKind, moves: &[(u32, u32)], layers: u32) -> TransferDescriptor {
-    let ticket = (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(layers)));
+    let ticket = (kind == TransferKind::Load).then(|| Arc::new(LoadTicket::new(TransferId(id), layers)));
     let pages = moves.iter().map(|(from, to)| PageMove { from: PageId(*from), to: PageId(*to) }).collect();
     TransferDescriptor { id: TransferId(id), kind, group: GroupId(0), pages, records: Vec::new(), ticket }
 }

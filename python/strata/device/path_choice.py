@@ -1,0 +1,97 @@
+"""The policy that picks how a transfer goes: by a kernel with so many blocks, or by the copy engine in one batch.
+
+Blocks are processors that the model does not get, so the fewest win that are about as quick as the quickest; the copy
+engine takes none but costs the host a descriptor for every piece, so it must be clearly quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from strata.device.kernels import BACKUP_BLOCKS, LOAD_BLOCKS
+
+Direction = Literal["load", "backup"]
+DIRECTIONS: tuple[Direction, ...] = ("load", "backup")
+
+AS_QUICK = 1.05
+"""A kernel with fewer blocks is taken if it takes at most this many times as long as the quickest."""
+CLEARLY_QUICKER = 0.9
+"""The copy engine is taken if it takes at most this part of the kernel's time."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """How pieces move. `blocks` is 0 for `batch`."""
+
+    kind: Literal["kernel", "batch"]
+    blocks: int = 0
+
+    def __str__(self) -> str:
+        return "copy engine" if self.kind == "batch" else f"kernel of {self.blocks} blocks"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A transfer of `pages` pages took `seconds` by `path`."""
+
+    direction: Direction
+    pages: int
+    path: Path
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PathChoice:
+    """For each direction (pages, path) with rising pages: a path serves transfers from that many pages on, the first
+    one smaller ones too."""
+
+    loads: tuple[tuple[int, Path], ...] = ((0, Path("kernel", LOAD_BLOCKS)),)
+    backups: tuple[tuple[int, Path], ...] = ((0, Path("kernel", BACKUP_BLOCKS)),)
+
+    def of(self, direction: Direction, pages: int) -> Path:
+        """The path of a transfer of so many pages."""
+        table = self.loads if direction == "load" else self.backups
+        chosen = table[0][1]
+        for least, path in table:
+            if least <= pages:
+                chosen = path
+        return chosen
+
+    def __str__(self) -> str:
+        def shown(table: tuple[tuple[int, Path], ...]) -> str:
+            return ", ".join(f"{path} from {pages} pages" for pages, path in table)
+
+        return f"loads by {shown(self.loads)}; backups by {shown(self.backups)}"
+
+
+def choose(measurements: Sequence[Measurement]) -> PathChoice:
+    """The best paths as far as they were measured; a direction that was not keeps its default."""
+    default = PathChoice()
+    return PathChoice(
+        _table([one for one in measurements if one.direction == "load"]) or default.loads,
+        _table([one for one in measurements if one.direction == "backup"]) or default.backups,
+    )
+
+
+def _table(measurements: Sequence[Measurement]) -> tuple[tuple[int, Path], ...]:
+    table: list[tuple[int, Path]] = []
+    for pages in sorted({one.pages for one in measurements}):
+        path = _best({one.path: one.seconds for one in measurements if one.pages == pages})
+        if not table or table[-1][1] != path:
+            table.append((pages, path))
+    return tuple(table)
+
+
+def _best(seconds: dict[Path, float]) -> Path:
+    kernels = {path: took for path, took in seconds.items() if path.kind == "kernel"}
+    batches = {path: took for path, took in seconds.items() if path.kind == "batch"}
+    if not kernels:
+        return min(batches, key=lambda path: batches[path])
+    limit = min(kernels.values()) * AS_QUICK
+    kernel = min((path for path in kernels if kernels[path] <= limit), key=lambda path: path.blocks)
+    for batch, took in batches.items():
+        if took <= kernels[kernel] * CLEARLY_QUICKER:
+            return batch
+    return kernel

@@ -1,0 +1,204 @@
+"""The device tier as the engine drives it: its pool, how a step waits for loads and says that it is over, and what
+moves pages. On a CPU copy threads of Core do that, and most calls here mean nothing; on a GPU it is a Mover in this
+process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from strata._core import HostArena, Plan, TransferQueue
+from strata.device import CpuPool, DevicePool
+from strata.device.cuda import CudaMover, CudaPool
+from strata.device.cuda_runtime import CudaRuntime
+from strata.device.edge import Edge
+from strata.device.kernels import Layout
+from strata.engine.runtime_options import PARTS, RECORD_ALIGNMENT
+from strata.errors import StorageError
+from strata.models import CausalLM, pool_shape
+
+_SLICE_S = 0.001
+"""How long one look for a load on the device lasts before its ticket is read again: it may have failed, or be over."""
+_QUEUED_TRANSFERS = 1024
+_NEVER_FREED: list[CudaTier] = []
+
+
+class LoadFailedError(StorageError):
+    """A layer that a step needs will not come, or not in time (`late`): the step is void."""
+
+    def __init__(self, message: str, late: bool) -> None:
+        super().__init__(message)
+        self.late = late
+
+
+class DeviceTier(Protocol):
+    """What the engine's thread asks of its device. `mover` and `arena` go to `Runtime` as they are."""
+
+    @property
+    def pool(self) -> DevicePool:
+        """The memory that the model computes from."""
+        ...
+
+    @property
+    def mover(self) -> TransferQueue | None:
+        """Where Core puts transfers; None: its own threads copy."""
+        ...
+
+    @property
+    def arena(self) -> HostArena | None:
+        """The host tier's memory, where somebody else must know it."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The device in words."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why transfers fail; None while all is well."""
+        ...
+
+    @property
+    def runs_behind(self) -> bool:
+        """Whether a step may still be computed when its call has returned."""
+        ...
+
+    def bind_thread(self) -> None:
+        """The calling thread will compute."""
+        ...
+
+    def wait_layer(self, plan: Plan, layer: int, timeout_s: float) -> None:
+        """What the model queues from now on finds this layer of the plan's loads. Raises LoadFailedError."""
+        ...
+
+    def step_done(self) -> None:
+        """All of a step is queued, or it has failed. Comes before Core hears of it. Raises DeviceError."""
+        ...
+
+    def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
+        """Everything that the step read has come. Raises LoadFailedError if something has not, DeviceError."""
+        ...
+
+    def close(self) -> None:
+        """After Core's end: stops moving and gives back what is held. Idempotent."""
+        ...
+
+
+class CpuTier:
+    """Tensors in RAM and copy threads: what is waited for is there when the call returns."""
+
+    mover: TransferQueue | None = None
+    arena: HostArena | None = None
+    description = "cpu"
+    problem: str | None = None
+    runs_behind = False
+
+    def __init__(self, model: CausalLM, pages: int, page_size: int) -> None:
+        self.pool: DevicePool = CpuPool.allocate(pool_shape(model.config, pages, page_size), model.dtype)
+
+    def bind_thread(self) -> None:
+        """Any thread computes."""
+
+    def wait_layer(self, plan: Plan, layer: int, timeout_s: float) -> None:
+        """Waits for the ticket."""
+        outcome = plan.wait_layer(layer, timeout_s)
+        if outcome != "ready":
+            raise _not_loaded(plan, layer, outcome)
+
+    def step_done(self) -> None:
+        """A step is over when its call returns."""
+
+    def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
+        """They were waited for."""
+
+    def close(self) -> None:
+        """Core's threads end with it."""
+
+
+class CudaTier:
+    """A GPU, or what stands in for one. `options` are those of `Runtime`. Raises CapacityError or DeviceError."""
+
+    runs_behind = True
+
+    def __init__(
+        self, runtime: CudaRuntime, model: CausalLM, options: dict[str, Any], page_size: int
+    ) -> None:
+        runtime.bind_thread()
+        self._runtime = runtime
+        self._layers = model.config.layers
+        self.description = f"cuda: {runtime.describe()}"
+        pages = options["device_pages"]
+        self.pool: DevicePool = CudaPool.allocate(
+            pool_shape(model.config, pages, page_size), model.dtype, runtime
+        )
+        self.arena: HostArena | None = HostArena(options)
+        self.mover: TransferQueue | None = TransferQueue(_QUEUED_TRANSFERS)
+        piece = options["token_bytes"] * page_size
+        edge = Edge(
+            device_address=self.pool.address,
+            device_layout=Layout.layer_first(self._layers, PARTS, pages, piece),
+            device_pages=pages,
+            host_address=self.arena.address,
+            host_layout=Layout.page_first(self._layers, PARTS, piece, RECORD_ALIGNMENT),
+            host_pages=self.arena.pages,
+            host_bytes=self.arena.size_bytes,
+            layers=self._layers,
+            parts=PARTS,
+        )
+        self._mover = CudaMover(runtime, self.mover, edge)
+        self._mover.start()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the Mover is out of service."""
+        return self._mover.problem
+
+    def bind_thread(self) -> None:
+        """Makes the device the thread's."""
+        self._runtime.bind_thread()
+
+    def wait_layer(self, plan: Plan, layer: int, timeout_s: float) -> None:
+        """Makes the compute stream wait for the layer's events. The host waits for loads that are not queued yet."""
+        stream = self._runtime.compute_stream()
+
+        def is_ordered(load: int, limit_s: float) -> bool:
+            return self._mover.wait_layer(load, layer, stream, limit_s)
+
+        self._each_load(plan, layer, timeout_s, is_ordered)
+
+    def step_done(self) -> None:
+        """Records the step's end for the transfers after it."""
+        self._mover.step_done(self._runtime.compute_stream())
+
+    def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
+        """Asks the device for the loads' ends: without it a step that samples nothing would build on loads that may
+        still fail."""
+        self._each_load(plan, self._layers - 1, timeout_s, self._mover.confirm)
+
+    def _each_load(
+        self, plan: Plan, layer: int, timeout_s: float, is_settled: Callable[[int, float], bool]
+    ) -> None:
+        deadline = time.monotonic() + timeout_s
+        for load in plan.loads:
+            while (state := plan.load_state(load, layer)) == "pending":
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise _not_loaded(plan, layer, "timeout")
+                if is_settled(load, min(left, _SLICE_S)):
+                    state = plan.load_state(load, layer)
+                    break
+            if state == "failed":
+                raise _not_loaded(plan, layer, state)
+
+    def close(self) -> None:
+        """Ends the Mover. Memory that the device has not let go of is never freed."""
+        if not self._mover.close():
+            _NEVER_FREED.append(self)
+
+
+def _not_loaded(plan: Plan, layer: int, outcome: str) -> LoadFailedError:
+    message = f"layer {layer} of plan {plan.id} was not loaded: {outcome}"
+    return LoadFailedError(message, late=outcome == "timeout")

@@ -1,0 +1,100 @@
+"""The start-up measurement, on the clock of a fake device, and the policy that reads it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from strata.device.cuda import CudaPool
+from strata.device.cuda_runtime import DeviceError
+from strata.device.edge import Edge
+from strata.device.fake_cuda import FakeCudaRuntime
+from strata.device.kernels import BACKUP_BLOCKS, LOAD_BLOCKS, Layout
+from strata.device.page_tables import PageTables
+from strata.device.path_choice import Measurement, Path, PathChoice, choose
+from strata.device.path_trial import measure_paths
+
+ONE, TWO, FOUR, BATCH = Path("kernel", 1), Path("kernel", 2), Path("kernel", 4), Path("batch")
+
+
+def test_the_fewest_blocks_that_are_as_quick_are_taken() -> None:
+    seconds = {ONE: 2.0, TWO: 1.04, FOUR: 1.0}
+    choice = choose([Measurement("load", 16, path, took) for path, took in seconds.items()])
+    assert choice.of("load", 16) == TWO
+    assert choice.of("backup", 16) == Path("kernel", BACKUP_BLOCKS), "what was not measured keeps its default"
+
+
+@pytest.mark.parametrize(("batch", "wanted"), [(0.95, TWO), (0.89, BATCH)])
+def test_the_copy_engine_must_be_clearly_quicker(batch: float, wanted: Path) -> None:
+    seconds = {ONE: 2.0, TWO: 1.0, BATCH: batch}
+    assert (
+        choose([Measurement("load", 1, path, took) for path, took in seconds.items()]).of("load", 1) == wanted
+    )
+
+
+def test_a_size_takes_the_path_of_the_next_smaller_one_measured() -> None:
+    choice = PathChoice(loads=((1, BATCH), (16, ONE), (128, FOUR)))
+    chosen = [choice.of("load", pages) for pages in (0, 1, 15, 16, 127, 128, 100_000)]
+    assert chosen == [BATCH, BATCH, BATCH, ONE, ONE, FOUR, FOUR]
+
+
+def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
+    """What a measurement over so many pages of two layers finds."""
+    layers, parts, piece = 2, 2, 16
+    pool = CudaPool.allocate((layers, parts, pages, piece), torch.uint8, runtime)
+    arena = np.zeros(pages * layers * parts * piece, np.uint8)
+    runtime.register_host(int(arena.ctypes.data), arena.nbytes)
+    edge = Edge(
+        device_address=pool.address,
+        device_layout=Layout.layer_first(layers, parts, pages, piece),
+        device_pages=pages,
+        host_address=int(arena.ctypes.data),
+        host_layout=Layout.page_first(layers, parts, piece),
+        host_pages=pages,
+        host_bytes=arena.nbytes,
+        layers=layers,
+        parts=parts,
+    )
+    tables = PageTables(runtime, 2)
+    stream = runtime.create_stream()
+    choice = measure_paths(runtime, edge, tables, stream)
+    assert tables._used == 0
+    return choice
+
+
+def test_a_link_that_two_blocks_fill() -> None:
+    def cost(kind: str, blocks: int, size_bytes: int) -> float:
+        if kind == "batch":
+            return 8e-6 * blocks  # a descriptor a piece
+        return 1e-5 + size_bytes / (min(blocks, LOAD_BLOCKS) * 1e6) if kind != "copy" else 0.0
+
+    choice = measured(FakeCudaRuntime(3, cost=cost))
+    assert choice.of("load", 128) == Path("kernel", LOAD_BLOCKS)
+    assert choice.of("load", 1) == BATCH and choice.of("backup", 1) == BATCH
+
+
+def test_large_pieces_go_by_the_copy_engine() -> None:
+    choice = measured(FakeCudaRuntime(3, cost=lambda kind, blocks, size: 1e-6 if kind == "batch" else 1e-3))
+    assert choice.of("load", 128) == choice.of("backup", 5) == BATCH
+
+
+@pytest.mark.parametrize("fault", [{"batched_copies": False}, {"fail": {"copy_batch": 1}}])
+def test_kernels_do_where_there_are_no_batched_copies(fault: dict[str, object]) -> None:
+    runtime = FakeCudaRuntime(3, cost=lambda kind, blocks, size: 1e-6 if kind == "batch" else 1e-3, **fault)
+    choice = measured(runtime, pages=1)
+    assert choice.of("load", 1).kind == "kernel" and runtime.sticky_errors == 0
+
+
+def test_a_kernel_that_does_not_run_is_an_error() -> None:
+    with pytest.raises(DeviceError, match="launch"):
+        measured(FakeCudaRuntime(3, fail={"launch": 4}))
+
+
+def test_a_silent_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strata.device.path_trial.SILENCE_S", 0.01)
+    runtime = FakeCudaRuntime(3)
+    monkeypatch.setattr(runtime, "_let_run", lambda most: None)
+    with pytest.raises(DeviceError, match="did not end") as silent:
+        measured(runtime)
+    assert silent.value.fatal
