@@ -20,8 +20,8 @@ def sample_rows(
     positions: Sequence[int],
     banned: Sequence[frozenset[int]],
 ) -> list[int]:
-    """One token per row of `logits` [R, vocab]. `positions` counts each request's generated tokens; `banned` tokens
-    are never chosen, ids outside the vocabulary among them ignored. May change `logits` in place."""
+    """One token per row of `logits` [R, vocab], on any device. `positions` counts each request's generated tokens;
+    `banned` tokens are never chosen, ids outside the vocabulary among them ignored. May change `logits` in place."""
     for row, tokens in enumerate(banned):
         known = [token for token in tokens if 0 <= token < logits.shape[1]]
         if known:
@@ -34,7 +34,7 @@ def sample_rows(
 
 
 def _draw(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    scores = logits.to(torch.float64).numpy()
+    scores = logits.to("cpu", torch.float64).numpy()
     # The best score becomes 0 first: a tiny temperature then only sends the others to minus infinity.
     with np.errstate(over="ignore"):
         scores = (scores - scores.max()) / params.temperature

@@ -11,7 +11,7 @@ import torch
 from strata.config import ModelOptions
 from strata.models import CausalLM, Tokenizer, fingerprint_files, load_model
 
-ARITHMETIC = 2
+ARITHMETIC = 3
 """Raised whenever a change of `strata.models` rounds K/V differently: pages of both must not be mixed."""
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from strata.models.paged_attention import AttentionBatch
+
 # A run shorter than this is cheaper to gather than to give a call of its own; so is a whole decode row.
 MINIMUM_RUN_TOKENS = 1024
 
@@ -56,6 +58,37 @@ class AttentionPlan:
 
     rows: tuple[RowPlan, ...]
     decodes: DecodePlan | None
+    scale: float
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cached: torch.Tensor,
+        wait: Callable[[], None],
+    ) -> torch.Tensor:
+        """As `PlannedAttention` says."""
+        return attend(query, key, value, cached, self, self.scale, wait)
+
+
+class PlainAttention:
+    """`PagedAttention` out of torch's own operators: torch's flash attention on a CPU, matrix products elsewhere."""
+
+    name = "plain"
+
+    def plan(self, batch: AttentionBatch) -> AttentionPlan:
+        """As `PagedAttention` says."""
+        rows, decodes = plan_attention(
+            batch.query_lengths,
+            batch.context_lengths,
+            batch.page_tables,
+            batch.page_size,
+            batch.slots,
+            batch.dtype,
+            batch.device,
+        )
+        return AttentionPlan(rows, decodes, batch.scale)
 
 
 def plan_attention(
@@ -66,7 +99,7 @@ def plan_attention(
     slots: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> AttentionPlan:
+) -> tuple[tuple[RowPlan, ...], DecodePlan | None]:
     """Choose for each row how its context is read; ``slots`` is the token capacity of the pool."""
     rows: list[RowPlan] = []
     decode_rows: list[int] = []
@@ -85,7 +118,7 @@ def plan_attention(
             rows.append(RowPlan(start, start + length, runs, indices))
         start += length
     decodes = _plan_decodes(decode_rows, decode_slots, slots, dtype, device) if decode_rows else None
-    return AttentionPlan(tuple(rows), decodes)
+    return tuple(rows), decodes
 
 
 def _token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
@@ -156,12 +189,7 @@ def attend(
     scale: float,
     wait: Callable[[], None],
 ) -> torch.Tensor:
-    """Attention output [N, kv_heads, group, head_dim] of one layer.
-
-    ``query`` is [N, kv_heads, group, head_dim]; ``key`` and ``value`` are the new tokens' [N, kv_heads,
-    head_dim], which the caller has already written to ``cached``, this layer's [2, slots, kv_heads,
-    head_dim]. ``wait`` is called once, after all that needs no cached page and before the first read of one.
-    """
+    """One layer of a plan; as `PlannedAttention` says."""
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     own = [_attend_own(query, key, value, row, scale) for row in plan.rows]
     wait()
@@ -253,7 +281,8 @@ def _flash(
     if query.device.type == "cpu":
         output, logsumexp = _flash_on_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         return output, logsumexp
-    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = torch.matmul(query, key.transpose(-1, -2)).to(wide) * scale
     if mask is not None:
         scores = scores + mask
     if causal:

@@ -17,15 +17,21 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from strata.models.attention import AttentionPlan, attend, plan_attention
+from strata.models.attention_choice import default_attention
 from strata.models.config import ModelConfig
+from strata.models.paged_attention import AttentionBatch, PagedAttention, PlannedAttention
 from strata.models.reference import reference_logits
+from strata.models.staging import to_device
 from strata.models.weights import WeightDict, expected_shapes
+
+# Half-precision factors, float32 product: on a GPU, in torch 2.8 and newer.
+_MM_WIDENS = "dtype" in torch.ops.aten.mm.overloads()
 
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One step's input: N new tokens in rows, and where in the pool their context lives.
+    """One step's input: N new tokens in rows, and where in the pool their context lives. Tensors lie in host memory: a
+    model moves what its device needs in one copy. All but ``page_tables`` may be on the device already.
 
     ``token_ids`` and ``positions``: int64 [N].
     ``query_lengths``: new tokens of each row (sum N); ``context_lengths``: its tokens with these included.
@@ -83,7 +89,9 @@ def pool_shape(config: ModelConfig, pages: int, page_size: int) -> tuple[int, in
 class CausalLM:
     """The decoder. It holds weights only; all state is in the pool that each call is given."""
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, attention: PagedAttention | None = None
+    ) -> None:
         self.config = config
         # Stored as [hidden, vocab] like every projection; a tied embedding is looked up as columns of it.
         embedding = weights.get("model.embed_tokens.weight")
@@ -98,33 +106,33 @@ class CausalLM:
         self._scale = 1.0 / math.sqrt(config.head_dim)
         rope_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         self._rope_frequencies = config.rope_frequencies(rope_dtype).to(self.device)
+        self.attention = attention or default_attention(config, self.dtype, self.device)
 
     @torch.inference_mode()
     def forward(
         self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]
     ) -> torch.Tensor:
-        """Logits [R, vocab_size] of ``batch.logits_rows``.
+        """Logits [R, vocab_size] of ``batch.logits_rows``, float32 or wider, on the model's device.
 
         ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once
         a layer, in order, before the layer reads cached context; whatever it raises ends the forward.
         """
         plan = self._plan(batch, pool)
-        cos, sin = self.rope_table(batch.positions)
-        hidden = self.embed(batch.token_ids)
+        token_ids, positions, slot_mapping, logits_rows = self._inputs(batch)
+        cos, sin = self.rope_table(positions)
+        hidden = self.embed(token_ids)
         last = self.config.layers - 1
         for index, layer in enumerate(self.layers):
             cached = pool[index].view(2, -1, self.config.kv_heads, self.config.head_dim)
             query, key, value = self._project(layer, hidden, cos, sin)
-            cached[0].index_copy_(0, batch.slot_mapping, key)
-            cached[1].index_copy_(0, batch.slot_mapping, value)
-            if index == last and not len(batch.logits_rows):
+            cached[0].index_copy_(0, slot_mapping, key)
+            cached[1].index_copy_(0, slot_mapping, value)
+            if index == last and not len(logits_rows):
                 wait_layer(index)
-                return hidden.new_empty(0, self.config.vocab_size)
-            attended = attend(
-                query, key, value, cached, plan, self._scale, partial(wait_layer, index)
-            ).flatten(1)
+                return cos.new_empty(0, self.config.vocab_size)
+            attended = plan.attend(query, key, value, cached, partial(wait_layer, index)).flatten(1)
             if index == last:
-                attended, hidden = attended[batch.logits_rows], hidden[batch.logits_rows]
+                attended, hidden = attended[logits_rows], hidden[logits_rows]
             hidden = hidden + layer.attention_output(attended)
             hidden += self._mlp(layer, hidden)
         return self.project_to_vocabulary(hidden)
@@ -134,14 +142,20 @@ class CausalLM:
         return reference_logits(self, torch.as_tensor(tokens, dtype=torch.int64, device=self.device))
 
     def rope_table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosine and sine [N, 1, head_dim / 2] of each position."""
+        """Cosine and sine [N, 1, head_dim / 2] of each position, float32 or wider."""
         angles = positions.to(self._rope_frequencies.dtype)[:, None, None] * self._rope_frequencies
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return angles.cos(), angles.sin()
 
     def project_to_vocabulary(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and logits [R, vocab_size] of hidden states [R, hidden_size]."""
+        """Final norm and logits [R, vocab_size] of hidden states [R, hidden_size], float32 or wider."""
         # The vocabulary may be the embedding too, so this norm keeps its weights.
-        return torch.mm(unit_rms(hidden, self.config.rms_norm_eps).mul_(self.final_norm), self.vocabulary)
+        normed = unit_rms(hidden, self.config.rms_norm_eps).mul_(self.final_norm)
+        if self.dtype.itemsize >= 4:
+            return torch.mm(normed, self.vocabulary)
+        if normed.is_cuda and _MM_WIDENS:
+            # Rounded to bfloat16, every second pair of high logits would be a tie.
+            return torch.mm(normed, self.vocabulary, out_dtype=torch.float32)
+        return torch.mm(normed, self.vocabulary).float()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Hidden states [N, hidden_size] of token ids [N]."""
@@ -149,16 +163,29 @@ class CausalLM:
             return F.embedding(token_ids, self._embedding)
         return self.vocabulary.index_select(1, token_ids).t().contiguous()
 
-    def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> AttentionPlan:
+    def _inputs(self, batch: ForwardBatch) -> list[torch.Tensor]:
+        """Token ids, positions, slots and rows of logits, on the model's device."""
+        parts = [batch.token_ids, batch.positions, batch.slot_mapping, batch.logits_rows]
+        if batch.token_ids.device.type == self.device.type:
+            return parts
+        return to_device([part.numpy() for part in parts], self.device)
+
+    def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> PlannedAttention:
         pages, page_size = pool.shape[2:4]
-        return plan_attention(
-            batch.query_lengths,
-            batch.context_lengths,
-            batch.page_tables,
-            page_size,
-            pages * page_size,
-            self.dtype,
-            self.device,
+        return self.attention.plan(
+            AttentionBatch(
+                query_lengths=batch.query_lengths,
+                context_lengths=batch.context_lengths,
+                page_tables=batch.page_tables,
+                page_size=page_size,
+                slots=pages * page_size,
+                heads=self.config.heads,
+                kv_heads=self.config.kv_heads,
+                head_dim=self.config.head_dim,
+                scale=self._scale,
+                dtype=self.dtype,
+                device=self.device,
+            )
         )
 
     def _project(
@@ -187,7 +214,13 @@ def unit_rms(hidden: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Apply rotary embeddings in place to [N, heads, head_dim]; pairs are (i, i + head_dim / 2)."""
+    """Apply rotary embeddings in place to [N, heads, head_dim]; pairs are (i, i + head_dim / 2). Reckoned in the dtype
+    of ``cos`` and ``sin``, and rounded once."""
+    if heads.dtype != cos.dtype:
+        wide = heads.to(cos.dtype)
+        rotate(wide, cos, sin)
+        heads.copy_(wide)
+        return
     first, second = heads.chunk(2, dim=-1)
     turned = first * sin
     first.mul_(cos).addcmul_(second, sin, value=-1)
@@ -224,8 +257,10 @@ def tiny_random_model(
     head_dim: int = 8,
     vocab: int = 97,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
 ) -> CausalLM:
-    """A small random model whose float64 forward is an exact oracle for tests of paging and scheduling."""
+    """A small random model whose float64 forward is an exact oracle for tests of paging and scheduling. Weights are the
+    same on every device, and in every dtype but for their rounding."""
     hidden = heads * head_dim
     config = ModelConfig(
         vocab_size=vocab,
@@ -247,4 +282,4 @@ def tiny_random_model(
         .to(dtype)
         for name, shape in expected_shapes(config).items()
     }
-    return CausalLM(config, WeightDict(tensors, config, dtype))
+    return CausalLM(config, WeightDict(tensors, config, dtype, torch.device(device)))

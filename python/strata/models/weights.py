@@ -17,6 +17,7 @@ from strata.models.config import ModelConfig, read_json
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 SHOWN_NAMES = 4
+_CPU = torch.device("cpu")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -96,17 +97,44 @@ class WeightFiles:
         return tensor.to(device=self._device, dtype=self._dtype)
 
 
+class RandomWeights:
+    """The same access to weights of any size that are drawn on the device when asked for, the same ones for a seed,
+    shape, dtype and device. For benchmarks: such a model says nothing, at a real model's speed."""
+
+    def __init__(self, seed: int, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes = expected_shapes(config)
+        self._seeds = {name: seed * len(self._shapes) + place for place, name in enumerate(self._shapes)}
+        self._dtype = dtype
+        self._device = device
+
+    def get(self, name: str) -> torch.Tensor:
+        """One tensor: norms are one, all else is drawn so that activations neither vanish nor grow."""
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape, dtype=self._dtype, device=self._device)
+        generator = torch.Generator(self._device).manual_seed(self._seeds[name])
+        drawn = torch.randn(shape, generator=generator, dtype=self._dtype, device=self._device)
+        return drawn.mul_(shape[-1] ** -0.5)
+
+
 class WeightDict:
     """The same access over tensors that are already in memory (tests, converters)."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, torch.Tensor],
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device = _CPU,
+    ) -> None:
         check_shapes({name: tuple(tensor.shape) for name, tensor in tensors.items()}, config, "weights")
         self._tensors = tensors
         self._dtype = dtype
+        self._device = device
 
     def get(self, name: str) -> torch.Tensor:
-        """One tensor in the wanted dtype."""
-        return self._tensors[name].to(self._dtype)
+        """One tensor, in the wanted dtype and on the wanted device."""
+        return self._tensors[name].to(device=self._device, dtype=self._dtype)
 
 
 def check_shapes(found: dict[str, tuple[int, ...]], config: ModelConfig, where: str) -> None:
