@@ -56,11 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO_GPU
     no_engine = add_strata()
     # Imported once `strata` can be: the checkout need not be installed.
-    from strata.device.cupy_runtime import CupyRuntime  # noqa: PLC0415
-
     from gpu_proof.budget import Budget  # noqa: PLC0415
     from gpu_proof.manifest import manifest  # noqa: PLC0415
     from gpu_proof.proof import Plan, prove  # noqa: PLC0415
+    from strata.device.cupy_runtime import CupyRuntime  # noqa: PLC0415
 
     plan = Plan.quick(flags.seed) if flags.quick else Plan(seed=flags.seed)
     budget = Budget(plan.total_s)
