@@ -10,6 +10,7 @@ from pressure import Load, assert_clean, device_pages, run_clients
 
 from strata.device.fake_cuda import FakeCudaRuntime
 from strata.engine import Engine, ServedModel
+from strata.errors import ConfigError
 
 FIRST = [(3 * place) % 89 for place in range(41)]
 SECOND = [(5 * place + 1) % 89 for place in range(33)]
@@ -75,6 +76,11 @@ def test_a_transfer_that_cannot_be_queued_becomes_a_recompute(
     assert fake.sticky_errors == 0
     wait_idle(engine)
     assert engine.health().ok
+
+
+def test_a_slow_link_cannot_be_emulated(make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="--copy-bandwidth"):
+        make_engine(cuda=FakeCudaRuntime(), copy_bandwidth=1_000_000)
 
 
 def lost(engine: Engine) -> bool:

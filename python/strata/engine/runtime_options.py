@@ -69,8 +69,13 @@ def _write_policy(config: StrataConfig) -> str:
 
 
 def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes) -> dict[str, Any]:
-    """The options of `strata._core.Runtime`, all of them."""
+    """The options of `strata._core.Runtime`, all of them. Raises ConfigError for what the device cannot do."""
     cache, scheduler = config.cache, config.scheduler
+    if cache.copy_bandwidth and config.model.device != "cpu":
+        raise ConfigError(
+            f"--copy-bandwidth {format_size(cache.copy_bandwidth)} slows down copy threads, and --device "
+            f"{config.model.device} has none: leave it out, or serve with --device cpu"
+        )
     return {
         "page_size": cache.page_size,
         "layers": served.model.config.layers,
