@@ -33,6 +33,7 @@ impl Core {
         let sources = sources(request, &admitted.sources, page_size);
         let hit = admitted.sources.len();
         count_recomputed(&mut self.stats.recomputed_tokens, &found, hit, page_size);
+        let pages_to_load = self.control.pages_loading(&admitted.loads);
         request.phase = Phase::Running(Box::new(Running {
             pin: admitted.pin,
             pages: admitted.pages,
@@ -40,6 +41,7 @@ impl Core {
             duplicates: Vec::new(),
             loads: admitted.loads,
             tickets: admitted.tickets,
+            pages_to_load,
             planned: hit * page_size,
             computed: hit * page_size,
             samples_due: 0,

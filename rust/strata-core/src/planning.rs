@@ -149,12 +149,12 @@ impl Core {
 
     /// Tokens of a request's hit that are still on their way, by how long they have been.
     fn tokens_loading(&self, running: &Running) -> u32 {
-        let tokens = self.control.pages_loading(&running.loads) * self.page_size() as u32;
+        let page_size = self.page_size() as u32;
         let per_token = self.costs.load(self.bytes_per_token()).map(|span| span.as_secs_f64());
         let elapsed = self.now.since(running.since).as_secs_f64();
-        let there = per_token.filter(|span| *span > 0.0).map_or(0.0, |span| elapsed / span);
-        // Until the Mover says so, something is missing.
-        tokens.saturating_sub(there as u32).max(tokens.min(1))
+        let there = per_token.filter(|span| *span > 0.0).map_or(0.0, |span| elapsed / span) as u32;
+        let unreported = self.control.pages_loading(&running.loads) * page_size;
+        rest_of_load(running.pages_to_load * page_size, unreported, there)
     }
 
     fn decodable(&self) -> Vec<RequestId> {
@@ -351,5 +351,26 @@ impl Core {
         running.progress = self.now;
         running.duplicates.extend(duplicates);
         Ok(())
+    }
+}
+
+/// Tokens of a load that are still on their way: of its `whole`, `there` have come by now if it goes as predicted, and
+/// transfers of all but `unreported` were reported whole. Until the last is, something is missing.
+fn rest_of_load(whole: u32, unreported: u32, there: u32) -> u32 {
+    whole.saturating_sub(there).min(unreported).max(unreported.min(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::rest_of_load;
+
+    #[test]
+    fn what_has_come_is_taken_from_the_whole_load_and_not_from_its_last_transfer() {
+        // Of 4,000 tokens in four transfers, three are reported and 3,200 should be there.
+        assert_eq!(rest_of_load(4000, 1000, 3200), 800);
+        // Reports say more than the prediction, then less.
+        assert_eq!(rest_of_load(4000, 1000, 1000), 1000);
+        assert_eq!(rest_of_load(4000, 1000, 9000), 1);
+        assert_eq!(rest_of_load(4000, 0, 1000), 0);
     }
 }

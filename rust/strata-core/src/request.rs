@@ -57,6 +57,8 @@ pub(crate) struct Running {
     pub duplicates: Vec<PageId>,
     pub loads: Vec<TransferId>,
     pub tickets: Vec<Arc<LoadTicket>>,
+    /// Pages that its loads had to bring when it was admitted.
+    pub pages_to_load: u32,
     /// Positions whose KV some plan writes, or that were hit.
     pub planned: usize,
     /// Positions whose KV is there.
