@@ -154,7 +154,7 @@ IGNORED = (
 class World:
     """Books of both pools. A page has the number of what it holds, 0 for nothing."""
 
-    def __init__(self, seed: int, runtime: FakeCudaRuntime, choice: PathChoice = KERNELS) -> None:
+    def __init__(self, seed: int, runtime: FakeCudaRuntime, choice: PathChoice | None = KERNELS) -> None:
         self.random = random.Random(seed)
         self.runtime = runtime
         self.queue = Queue()
@@ -176,7 +176,7 @@ class World:
             layers=LAYERS,
             parts=PARTS,
         )
-        self.mover = CudaMover(runtime, self.queue, self.edge, choice)
+        self.mover = CudaMover(runtime, self.queue, self.edge, choice, keeps=(self.pool, self._arena))
         self.mover.prepare()
         self.compute = runtime.create_stream()
         self.device = [0] * DEVICE_PAGES

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -20,13 +19,33 @@ class CUDADriverError(CUDARuntimeError):
     """As CuPy's."""
 
 
+class CompileException(Exception):
+    """As CuPy's: no RuntimeError."""
+
+
+class TakenOver:
+    """A stream of CuPy's that wraps another; may be entered again and again."""
+
+    def __init__(self, address: int, entered: list[int]) -> None:
+        self._address = address
+        self._entered = entered
+
+    def __enter__(self) -> None:
+        self._entered.append(self._address)
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 class StubCupy(types.ModuleType):
-    """`calls` has (name, arguments) of every call; `status` the error that a call of that name ends with."""
+    """`calls` has (name, arguments) of every call; `status` the error that a call of that name ends with. `made` and
+    `entered` are the streams that were taken over and those that were the current one for a while."""
 
     def __init__(self) -> None:
         super().__init__("cupy")
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.status: dict[str, int] = {}
+        self.made: list[int] = []
         self.entered: list[int] = []
         runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
         values: dict[str, Any] = {
@@ -50,7 +69,17 @@ class StubCupy(types.ModuleType):
             setattr(runtime, name, self._function(name, values.get(name)))
         runtime.eventQuery = lambda event: self.status.get("eventQuery", 0)
         driver = types.SimpleNamespace(CUDADriverError=CUDADriverError)
-        self.cuda = types.SimpleNamespace(runtime=runtime, driver=driver, ExternalStream=self._stream)
+        self.cuda = types.SimpleNamespace(runtime=runtime, driver=driver)
+        self.be_version(14)
+
+    def be_version(self, major: int) -> None:
+        """From 14 on streams are taken over by `Stream.from_external`."""
+        stream = types.SimpleNamespace()
+        self.cuda.Stream = stream
+        if major >= 14:
+            stream.from_external = lambda foreign: self._stream(*foreign.__cuda_stream__()[1:])
+        else:
+            self.cuda.ExternalStream = lambda address, device: self._stream(address)
 
     def _function(self, name: str, value: Any) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -61,7 +90,6 @@ class StubCupy(types.ModuleType):
 
         return call
 
-    @contextlib.contextmanager
-    def _stream(self, stream: int, device: int) -> Iterator[None]:
-        self.entered.append(stream)
-        yield
+    def _stream(self, address: int) -> TakenOver:
+        self.made.append(address)
+        return TakenOver(address, self.entered)

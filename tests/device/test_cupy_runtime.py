@@ -10,7 +10,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from stub_cupy import StubCupy
+from stub_cupy import CompileException, CUDADriverError, StubCupy
 
 from strata.config import StrataConfig
 from strata.device import cupy_runtime, kernels
@@ -23,14 +23,17 @@ ILLEGAL_ADDRESS, INVALID_VALUE, NOT_READY = 700, 1, 600
 
 
 class Kernels:
-    """A module of kernels that notes its launches."""
+    """A module of kernels that notes its launches; `error` is what asking for a kernel ends with."""
 
     def __init__(self) -> None:
+        self.error: Exception | None = None
         self.launched: list[tuple[str, tuple[int, ...], tuple[int, ...], int]] = []
         self.asked: list[str] = []
 
     def get_function(self, name: str) -> object:
         self.asked.append(name)
+        if self.error is not None:
+            raise self.error
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[np.ndarray]) -> None:
             self.launched.append((name, grid, block, int(arguments[0]["count"][0])))
@@ -39,13 +42,19 @@ class Kernels:
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> StubCupy:
+def module() -> Kernels:
+    """The kernels that are there to be loaded."""
+    return Kernels()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, module: Kernels) -> StubCupy:
     """The stub in CuPy's place, beside a torch that believes in a GPU."""
     stub = StubCupy()
     monkeypatch.setitem(sys.modules, "cupy", stub)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(kernels, "load_module", Kernels)
+    monkeypatch.setattr(kernels, "load_module", lambda: module)
     return stub
 
 
@@ -86,16 +95,48 @@ def test_a_refusal_says_what_was_asked_for(cupy: StubCupy) -> None:
     assert not refused.value.fatal
 
 
-def test_a_launch_takes_the_widest_kernel_on_the_stream(cupy: StubCupy) -> None:
+@pytest.mark.parametrize("version", [13, 14])
+def test_a_launch_takes_the_widest_kernel_on_the_stream(
+    cupy: StubCupy, module: Kernels, version: int
+) -> None:
+    cupy.be_version(version)
     runtime = CupyRuntime()
+    assert sorted(module.asked) == sorted(kernels.kernel_names()), "a kernel is loaded under a transfer"
+    module.asked.clear()
     layout = kernels.Layout.layer_first(2, 2, 8, 48)
     host = kernels.Layout.page_first(2, 2, 48, 4096)
     call = KernelCall("load_layer", 1 << 20, 1 << 30, layout, host, 64, 96, 5, 1, 2, 2, 3)
-    runtime.launch(call, Stream(77))
-    runtime.launch(call, Stream(77))
-    module = runtime._module
+    stream = runtime.create_stream()
+    runtime.launch(call, stream)
+    runtime.launch(call, stream)
     assert module.launched == [("strata_load_layer_w16_i32", (3,), (1024,), 5)] * 2
-    assert module.asked == ["strata_load_layer_w16_i32"] and cupy.entered == [77, 77]
+    assert module.asked == [] and cupy.entered == [stream] * 2
+    assert cupy.made == [stream], "a stream is taken over once"
+    runtime.launch(call, Stream(77))
+    assert cupy.entered[-1] == 77, "a stream of torch's"
+    runtime.destroy_stream(stream)
+    assert runtime._streams == {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CompileException("no such header\n(1000 lines)"), RuntimeError("no libnvrtc"), OSError("no file")],
+)
+def test_kernels_that_cannot_be_compiled_are_told_at_the_start(
+    cupy: StubCupy, module: Kernels, error: Exception
+) -> None:
+    module.error = error
+    first = str(error).splitlines()[0]
+    with pytest.raises(ConfigError, match=f"{first}\\).*make cubins.*--device cpu"):
+        CupyRuntime()
+
+
+def test_kernels_that_the_driver_refuses_are_told_at_the_start(cupy: StubCupy, module: Kernels) -> None:
+    no_image = 209
+    module.error = CUDADriverError(no_image)
+    with pytest.raises(DeviceError, match=r"cannot load the kernel strata_.*209") as refused:
+        CupyRuntime()
+    assert not refused.value.fatal
 
 
 def test_batched_copies_have_cuda_13s_signature(cupy: StubCupy, monkeypatch: pytest.MonkeyPatch) -> None:

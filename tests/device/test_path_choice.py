@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from strata.device import path_trial
 from strata.device.cuda import CudaPool
-from strata.device.cuda_runtime import DeviceError
+from strata.device.cuda_runtime import DeviceError, KernelCall, Stream
 from strata.device.edge import Edge
 from strata.device.fake_cuda import FakeCudaRuntime
 from strata.device.kernels import BACKUP_BLOCKS, LOAD_BLOCKS, Layout
 from strata.device.page_tables import PageTables
-from strata.device.path_choice import Measurement, Path, PathChoice, choose
+from strata.device.path_choice import DIRECTIONS, Measurement, Path, PathChoice, choose
 from strata.device.path_trial import measure_paths
 
 ONE, TWO, FOUR, BATCH = Path("kernel", 1), Path("kernel", 2), Path("kernel", 4), Path("batch")
@@ -56,10 +59,11 @@ def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
         layers=layers,
         parts=parts,
     )
-    tables = PageTables(runtime, 2)
+    tables = PageTables(runtime, 2, pages)
+    tables.prepare()
     stream = runtime.create_stream()
     choice = measure_paths(runtime, edge, tables, stream)
-    assert tables._used == 0
+    assert len(tables._free) == 2
     return choice
 
 
@@ -98,3 +102,28 @@ def test_a_silent_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(DeviceError, match="did not end") as silent:
         measured(runtime)
     assert silent.value.fatal
+
+
+def test_a_slow_first_transfer_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = FakeCudaRuntime(3)
+    clock, seen = [0.0], []
+    seldom = {"load_layer", "back_up_all"}
+
+    def launch(call: KernelCall, stream: Stream) -> None:
+        if call.kind in seldom:  # its first: the driver loads it
+            seldom.remove(call.kind)
+            clock[0] += 10 * path_trial.LIMIT_S
+        FakeCudaRuntime.launch(runtime, call, stream)
+
+    def note(measurements: list[Measurement]) -> PathChoice:
+        seen.extend(measurements)
+        return choose(measurements)
+
+    monkeypatch.setattr(runtime, "launch", launch)
+    monkeypatch.setattr(path_trial, "choose", note)
+    monkeypatch.setattr(path_trial, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    measured(runtime)
+    assert not seldom
+    assert {(one.direction, one.pages) for one in seen} == {
+        (direction, pages) for direction in DIRECTIONS for pages in path_trial.PAGES
+    }

@@ -6,7 +6,9 @@ What the Mover guarantees, beside what every Mover does:
   step that runs.
 - A layer has an event of its own, and whoever computes it waits for that event on its stream: no host waits for it.
 - A transfer ends once an event behind all of it was seen complete, or the device is lost; nothing else frees its pages.
-- A device that fails takes the Mover out of service: everything outstanding fails, and `problem` says why.
+- A device that fails takes the Mover out of service, and so does any error of the Mover's own: everything outstanding
+  fails, each transfer once, and `problem` says why.
+- What the device may still use when it falls silent is never freed.
 """
 
 from __future__ import annotations
@@ -43,6 +45,9 @@ MOST_FAILURES = 3
 """Transfers in a row that may fail to be queued before the Mover goes out of service."""
 CLOSE_S = 5.0
 """How long `close` waits for what is in flight."""
+
+_NEVER_FREED: list[CudaMover] = []
+"""Movers, with all that they keep, of devices that may still be writing when nobody can tell any more."""
 
 
 @dataclass(frozen=True)
@@ -103,23 +108,31 @@ class _Lane:
 class CudaMover:
     """Executes the transfers of one engine on a thread of its own. `start` before the engine's Core, `close` after it.
 
-    `choice` says how transfers go; without one that is measured at the start.
+    `choice` says how transfers go; without one that is measured at the start. `keeps` are the owners of both pools'
+    memory: they live on with a Mover whose device falls silent.
     """
 
     def __init__(
-        self, runtime: CudaRuntime, queue: TransferSource, edge: Edge, choice: PathChoice | None = None
+        self,
+        runtime: CudaRuntime,
+        queue: TransferSource,
+        edge: Edge,
+        choice: PathChoice | None = None,
+        keeps: tuple[object, ...] = (),
     ) -> None:
         self._runtime = runtime
         self._queue = queue
         self._edge = edge
         self._choice = choice
+        self._keeps = keeps
         self._registration = HostRegistration(
             runtime, edge.host_address, edge.host_bytes, edge.host_layout.page_stride
         )
-        self._tables = PageTables(runtime, MOST_IN_FLIGHT)
+        self._tables = PageTables(runtime, MOST_IN_FLIGHT, edge.device_pages)
         self._lanes: dict[Direction, _Lane] = {}
         self._spare_events: list[Event] = []
         self._step_event = Event(0)
+        self._step_lock = threading.Lock()
         self._changed = threading.Condition()
         self._flights: dict[int, _Flight] = {}
         self._problem: str | None = None
@@ -137,21 +150,26 @@ class CudaMover:
         self._thread.start()
 
     def prepare(self) -> None:
-        """Pins the arena, makes the streams and measures the paths. Raises CapacityError or DeviceError; then nothing
-        is left behind."""
+        """Pins the arena, makes the streams and page tables, measures the paths. Raises CapacityError or DeviceError;
+        then nothing is left behind, unless the error is fatal: then nothing is freed, for good."""
         self._runtime.bind_thread()
         self._registration.pin()
         try:
             self._step_event = self._runtime.create_event()
             for direction in DIRECTIONS:
                 self._lanes[direction] = _Lane(self._runtime.create_stream())
+            self._tables.prepare()
             if self._choice is None:
                 self._choice = measure_paths(
                     self._runtime, self._edge, self._tables, self._lanes["load"].stream
                 )
             _log.info("%s: %s", self._runtime.describe(), self._choice)
-        except BaseException:
-            self._give_back()
+        except BaseException as error:
+            if isinstance(error, DeviceError) and error.fatal:
+                # A trial may be writing still.
+                _NEVER_FREED.append(self)
+            else:
+                self._give_back()
             raise
 
     def close(self, limit_s: float = CLOSE_S) -> bool:
@@ -170,11 +188,11 @@ class CudaMover:
             return False
         try:
             self._runtime.bind_thread()
-            while self._flights and not self._lost and time.monotonic() < deadline:
-                self._poll()
-                time.sleep(POLL_S)
-        except DeviceError as error:
-            self._take_out_of_service(str(error), error.fatal)
+        except Exception as error:  # noqa: BLE001 - what can be given back still is
+            self._take_out_of_service(*_told(error))
+        while self._flights and not self._lost and time.monotonic() < deadline:
+            self._poll()
+            time.sleep(POLL_S)
         if self._flights and not self._lost:
             self._problem = (
                 f"{len(self._flights)} transfers were still on the device {limit_s:g} s after the end"
@@ -187,17 +205,19 @@ class CudaMover:
 
     def _give_back(self) -> None:
         """Streams, events, buffers and the arena, none of which is in use. A lost device takes nothing back."""
+        with self._step_lock:
+            step_event, self._step_event = self._step_event, Event(0)
         try:
             for lane in self._lanes.values():
                 self._runtime.destroy_stream(lane.stream)
-            for event in [self._step_event, *self._spare_events]:
+            for event in [step_event, *self._spare_events]:
                 if event:
                     self._runtime.destroy_event(event)
             self._tables.close()
         except DeviceError as error:
             self._runtime.clear_sticky_error()
             _log.warning("the device does not take back what its Mover had: %s", error)
-        self._lanes, self._spare_events, self._step_event = {}, [], Event(0)
+        self._lanes, self._spare_events = {}, []
         self._registration.unpin()
 
     # --- the engine's side -------------------------------------------------------------------------------------
@@ -207,14 +227,22 @@ class CudaMover:
         """Why the Mover is out of service; None while it serves."""
         return self._problem
 
+    @property
+    def lost(self) -> bool:
+        """Whether the device's context is lost: nothing helps but to start the process anew."""
+        return self._lost
+
     def step_done(self, stream: Stream) -> None:
         """A step's last kernel is on `stream`. Must come before Core hears of the step, whatever became of it. Raises
-        DeviceError: then no transfer is begun any more."""
+        DeviceError: then no transfer is begun any more. After `close` there is none to wait for the step."""
         try:
-            self._runtime.record(self._step_event, stream)
+            # `close`, on another thread, must not destroy the event meanwhile.
+            with self._step_lock:
+                if self._step_event:
+                    self._runtime.record(self._step_event, stream)
         except DeviceError as error:
             # Without this event a later transfer would not wait for the step.
-            self._problem = self._problem or f"the end of a step cannot be recorded: {error}"
+            self._take_out_of_service(f"the end of a step cannot be recorded: {error}", error.fatal)
             raise
 
     def wait_layer(self, transfer: int, layer: int, stream: Stream, timeout_s: float) -> bool:
@@ -260,48 +288,54 @@ class CudaMover:
         try:
             self._poll()
             if self._problem is not None:
-                self._queue.close()
                 time.sleep(POLL_S if self._flights else IDLE_S)
             elif not self._tables.has_room:
                 time.sleep(POLL_S)
             elif (taken := self._queue.take(POLL_S if self._flights else IDLE_S)) is not None:
                 self._begin(*taken)
-        except DeviceError as error:
-            self._take_out_of_service(str(error), error.fatal)
+        except Exception as error:  # noqa: BLE001 - the thread goes on looking for the ends of what is in flight
+            self._runtime.clear_sticky_error()
+            self._take_out_of_service(*_told(error))
             time.sleep(POLL_S)
 
     def _begin(
         self, transfer: int, kind: str, source: npt.NDArray[np.uint32], destination: npt.NDArray[np.uint32]
     ) -> None:
-        if self._queue.is_cancelled(transfer):
-            self._queue.cancelled(transfer, 0.0)
-            return
         direction: Direction = "load" if kind == "load" else "backup"
         pairs = PagePairs(destination, source) if direction == "load" else PagePairs(source, destination)
-        problem = pairs.problem(self._edge) or self._problem
-        if problem is not None:
-            self._queue.done(transfer, 0, 0, 0.0, problem)
-            return
-        assert self._choice is not None, "start() chooses"
-        work = Work(self._runtime, self._edge, direction, pairs, self._choice.of(direction, len(source)))
         try:
-            table = self._tables.take(len(source))
-        except DeviceError as error:
+            if self._queue.is_cancelled(transfer):
+                self._queue.cancelled(transfer, 0.0)
+                return
+            problem = pairs.problem(self._edge) or self._problem
+            if problem is not None:
+                self._queue.done(transfer, 0, 0, 0.0, problem)
+                return
+            flight, work = self._flight(transfer, direction, pairs)
+        except Exception as error:  # noqa: BLE001 - it was taken, so that it must end
             self._runtime.clear_sticky_error()
-            self._queue.done(transfer, 0, 0, 0.0, f"no memory for its page table: {error}")
-            self._count_failure(str(error), error.fatal)
+            self._queue.done(transfer, 0, 0, 0.0, f"it cannot be begun: {_told(error)[0]}")
+            self._count_failure(error)
             return
-        began = self._runtime.now()
-        flight = _Flight(transfer, direction, len(source), work.commands, table, began)
         lane = self._lanes[direction]
-        lane.flights.append(flight)
         with self._changed:
+            if self._lost:
+                return  # it has ended with all others
+            lane.flights.append(flight)
             self._flights[transfer] = flight
         self._queue_work(flight, work, lane.stream)
 
+    def _flight(self, transfer: int, direction: Direction, pairs: PagePairs) -> tuple[_Flight, Work]:
+        """A transfer of which nothing is queued yet."""
+        assert self._choice is not None, "start() chooses"
+        pages = len(pairs.device)
+        work = Work(self._runtime, self._edge, direction, pairs, self._choice.of(direction, pages))
+        began = self._runtime.now()
+        return _Flight(transfer, direction, pages, work.commands, self._tables.take(pages), began), work
+
     def _queue_work(self, flight: _Flight, work: Work, stream: Stream) -> None:
-        """Puts a transfer on the device, or as much of it as goes."""
-        error: DeviceError | None = None
+        """Puts a transfer on the device, or as much of it as goes. What was queued of one that an error cuts off
+        here is there all the same: `_has_ended` sees to its end."""
         try:
             # The pages' last readers and their writer are behind this event: see the top of the file.
             self._runtime.stream_wait_event(stream, self._step_event)
@@ -313,21 +347,23 @@ class CudaMover:
                 work.queue(command, stream)
                 self._note_event(flight, self._record(stream))
             self._failures = 0
-        except DeviceError as refusal:
-            error = refusal
+        except DeviceError as error:
             self._runtime.clear_sticky_error()
             flight.failure = str(error)
             self._queue.doom(flight.transfer, flight.failure)
+            self._count_failure(error)
         # What was queued runs all the same: the pages are free when the device has come past it.
         flight.end = flight.events[-1] if flight.is_queued else self._end_of_part(stream)
         with self._changed:
             self._changed.notify_all()
-        if error is not None:
-            self._count_failure(str(error), error.fatal)
 
     def _record(self, stream: Stream) -> Event:
         event = self._spare_events.pop() if self._spare_events else self._runtime.create_event()
-        self._runtime.record(event, stream)
+        try:
+            self._runtime.record(event, stream)
+        except BaseException:
+            self._spare_events.append(event)
+            raise
         return event
 
     def _end_of_part(self, stream: Stream) -> Event:
@@ -342,28 +378,39 @@ class CudaMover:
     def _poll(self) -> None:
         """Reports what the device has come past, in the order in which it does."""
         for lane in self._lanes.values():
-            while lane.flights and self._has_ended(lane.flights[0]):
-                flight = lane.flights.popleft()
-                self._end(flight, lane)
+            try:
+                while (flight := self._first(lane)) is not None and self._has_ended(flight, lane.stream):
+                    self._end(flight, lane)
+            except Exception as error:  # noqa: BLE001 - what is on the other lane ends all the same
+                self._runtime.clear_sticky_error()
+                self._take_out_of_service(*_told(error))
 
-    def _has_ended(self, flight: _Flight) -> bool:
+    def _first(self, lane: _Lane) -> _Flight | None:
+        with self._changed:
+            return lane.flights[0] if lane.flights else None
+
+    def _has_ended(self, flight: _Flight, stream: Stream) -> bool:
         ready = flight.ready
         while ready < len(flight.events) and self._runtime.query(flight.events[ready]):
             ready += 1
         if ready > flight.ready:
-            flight.ready = ready
             if flight.direction == "load":
                 self._queue.layers_ready(flight.transfer, ready)
+            flight.ready = ready
         if flight.is_queued:
             return ready == flight.commands
-        # Without an end nothing tells when the device lets go: it stays until the device is lost or the process ends.
-        return flight.end is not None and self._runtime.query(flight.end)
+        if flight.end is None:
+            # It could not be recorded before, and without it nothing tells when the device lets go.
+            flight.end = self._end_of_part(stream)
+        return self._runtime.query(flight.end)
 
     def _end(self, flight: _Flight, lane: _Lane) -> None:
         now = self._runtime.now()
         busy = max(0.0, now - max(flight.began, lane.last_end))
         lane.last_end = now
         with self._changed:
+            if self._lost:
+                return  # it has ended with all others
             # The ticket first: whoever does not find the load here reads it there.
             if flight.cancelled:
                 self._queue.cancelled(flight.transfer, busy)
@@ -372,6 +419,7 @@ class CudaMover:
             else:
                 moved = flight.pages * self._edge.page_bytes
                 self._queue.done(flight.transfer, flight.pages, moved, busy)
+            lane.flights.popleft()
             del self._flights[flight.transfer]
             self._changed.notify_all()
         self._tables.release(flight.table)
@@ -379,13 +427,16 @@ class CudaMover:
         if flight.end is not None and not flight.is_queued:
             self._spare_events.append(flight.end)
 
-    def _count_failure(self, reason: str, fatal: bool) -> None:
+    def _count_failure(self, error: Exception) -> None:
+        """A device refuses now and then; any other error would come again."""
         self._failures += 1
-        if fatal or self._failures >= MOST_FAILURES:
+        reason, fatal = _told(error)
+        if fatal or not isinstance(error, DeviceError) or self._failures >= MOST_FAILURES:
             self._take_out_of_service(reason, fatal)
 
     def _take_out_of_service(self, reason: str, fatal: bool) -> None:
-        """Everything outstanding fails. Its pages are free once the device has come past it, or is lost."""
+        """Everything outstanding fails. Its pages are free once the device has come past it, or is lost. For any
+        thread."""
         with self._changed:
             if self._problem is None:
                 _log.error("the Mover is out of service: %s", reason)
@@ -401,3 +452,10 @@ class CudaMover:
             self._changed.notify_all()
         # Nothing runs in a context that is lost.
         self._queue.close(torn_down=fatal)
+
+
+def _told(error: Exception) -> tuple[str, bool]:
+    """What an error says, and whether the device is lost with it."""
+    if isinstance(error, DeviceError):
+        return str(error), error.fatal
+    return f"{type(error).__name__}: {error}", False

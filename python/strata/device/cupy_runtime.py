@@ -47,6 +47,17 @@ class _CopyAttributes(ctypes.Structure):
     ]
 
 
+class _ForeignStream:
+    """A stream as CuPy 14 takes it over: by the protocol of cuda.core."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version, and the address."""
+        return 0, self._stream
+
+
 class CupyRuntime:
     """One NVIDIA GPU. Raises ConfigError where CuPy or a usable device is missing."""
 
@@ -74,9 +85,8 @@ class CupyRuntime:
                 "--device cuda: kernels of this GPU cannot use host memory under its own address; serve with "
                 "--device cpu"
             )
-        # Now rather than under the first transfer: without a cubin this compiles for some seconds.
-        self._module: Any = self._call("load the copy kernels", kernels.load_module)
-        self._functions: dict[str, Any] = {}
+        self._functions = self._load_kernels()
+        self._streams: dict[Stream, Any] = {}
         self._batch = self._find_batched_copies()
 
     def _call(self, what: str, function: Any, *arguments: Any) -> Any:
@@ -84,6 +94,26 @@ class CupyRuntime:
             return function(*arguments)
         except (self._api.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
             raise DeviceError(f"cannot {what}: {error}", error.status in _LOST) from error
+
+    def _load_kernels(self) -> dict[str, Any]:
+        """All kernels by name. CuPy compiles and loads a module when it is first asked for a kernel: now, rather than
+        under the first transfer. Raises DeviceError where the driver refuses them, ConfigError where they cannot be
+        compiled."""
+        try:
+            module = self._call("load the copy kernels", kernels.load_module)
+            return {
+                name: self._call(f"load the kernel {name}", module.get_function, name)
+                for name in kernels.kernel_names()
+            }
+        except (ConfigError, DeviceError):
+            raise
+        except Exception as error:  # the compiler's own, or a library of CUDA that is not there
+            first = next(iter(str(error).splitlines()), "")
+            raise ConfigError(
+                f"--device cuda: CuPy cannot compile the copy kernels ({type(error).__name__}: {first}); that needs "
+                "NVRTC and the headers of CUDA in the version CuPy was built for: install those, build the kernels "
+                "beforehand with `make cubins`, or serve with --device cpu"
+            ) from error
 
     def describe(self) -> str:
         """Its name, compute capability and number of processors."""
@@ -101,10 +131,20 @@ class CupyRuntime:
 
     def create_stream(self) -> Stream:
         """A stream that does not wait for the default one."""
-        return Stream(self._call("make a stream", self._api.streamCreateWithFlags, _NON_BLOCKING))
+        stream = Stream(self._call("make a stream", self._api.streamCreateWithFlags, _NON_BLOCKING))
+        self._streams[stream] = self._cupy_stream(stream)
+        return stream
+
+    def _cupy_stream(self, stream: Stream) -> Any:
+        """CuPy's object for a stream that is not its own."""
+        from_external = getattr(self._cupy.cuda.Stream, "from_external", None)
+        if from_external is None:  # before CuPy 14
+            return self._cupy.cuda.ExternalStream(stream, self._device)
+        return from_external(_ForeignStream(stream))
 
     def destroy_stream(self, stream: Stream) -> None:
         """Gives a stream back."""
+        self._streams.pop(stream, None)
         self._call("give a stream back", self._api.streamDestroy, stream)
 
     def create_event(self) -> Event:
@@ -139,9 +179,6 @@ class CupyRuntime:
             call.device_address, call.host_address, call.device_layout, call.host_layout
         )
         name = kernels.kernel_name(call.kind, width, 32)
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._module.get_function(name)
         arguments = kernels.arguments(
             call.kind,
             call.device_address,
@@ -155,7 +192,9 @@ class CupyRuntime:
             call.parts,
             call.layers,
         )
-        with self._cupy.cuda.ExternalStream(stream, self._device):
+        function = self._functions[name]
+        # torch's streams come from torch.
+        with self._streams.get(stream) or self._cupy_stream(stream):
             self._call(
                 f"start the kernel {call.kind}", function, (call.blocks,), (kernels.THREADS,), arguments
             )

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from strata.device.cuda_runtime import CudaRuntime, Stream
+from strata.device.cuda_runtime import CudaRuntime, DeviceError, Stream
+from strata.errors import CapacityError
 
 ID_BYTES = 4
 """Page ids are uint32."""
-_LEAST_IDS = 1024
 
 
 @dataclass(frozen=True)
@@ -43,47 +43,59 @@ class PageTable:
 
 
 class PageTables:
-    """At most `most` pairs, made as they are needed and kept for the next transfer."""
+    """`most` pairs for transfers of up to `ids` pages. All are made before the first transfer: memory that is allocated
+    or freed on a device in use makes it wait."""
 
-    def __init__(self, runtime: CudaRuntime, most: int) -> None:
+    def __init__(self, runtime: CudaRuntime, most: int, ids: int) -> None:
         self._runtime = runtime
         self._most = most
+        self._ids = ids
         self._free: list[PageTable] = []
-        self._used = 0
 
     @property
     def has_room(self) -> bool:
         """Whether `take` may be called."""
-        return self._used < self._most
+        return bool(self._free)
+
+    def prepare(self) -> None:
+        """Makes all pairs. Raises CapacityError with what they need; `close` gives back those that were made."""
+        while len(self._free) < self._most:
+            try:
+                self._free.append(self._make())
+            except DeviceError as error:
+                if error.fatal:
+                    raise
+                self._runtime.clear_sticky_error()
+                size = 2 * self._ids * ID_BYTES
+                raise CapacityError(
+                    f"no memory for {self._most} page tables of {size:,} bytes each, pinned and on the device ({error})"
+                    ": give a smaller --device-memory"
+                ) from error
 
     def take(self, ids: int) -> PageTable:
-        """A pair with room for two tables of so many ids. Raises DeviceError if there is no memory."""
-        fitting = [table for table in self._free if table.ids >= ids]
-        if fitting:
-            table = min(fitting, key=lambda table: table.ids)
-            self._free.remove(table)
-        else:
-            if self._free and self._used + len(self._free) >= self._most:
-                self._give_back(self._free.pop())
-            table = self._make(1 << max(_LEAST_IDS - 1, ids - 1).bit_length())
-        self._used += 1
-        return table
+        """A pair with room for two tables of so many ids. Raises DeviceError where no transfer is that long."""
+        if ids > self._ids:
+            raise DeviceError(
+                f"a transfer of {ids} pages: no more than the device's {self._ids} can move at once"
+            )
+        return self._free.pop()
 
     def release(self, table: PageTable) -> None:
         """The device has let go of it."""
-        self._used -= 1
         self._free.append(table)
 
     def close(self) -> None:
         """Gives all buffers back; none may be in use."""
         while self._free:
-            self._give_back(self._free.pop())
+            table = self._free.pop()
+            self._runtime.free_device(table.device)
+            self._runtime.free_pinned(table.pinned)
 
-    def _make(self, ids: int) -> PageTable:
-        size = 2 * ids * ID_BYTES
+    def _make(self) -> PageTable:
+        size = 2 * self._ids * ID_BYTES
         pinned = self._runtime.allocate_pinned(size)
-        return PageTable(pinned, self._runtime.allocate_device(size), ids)
-
-    def _give_back(self, table: PageTable) -> None:
-        self._runtime.free_device(table.device)
-        self._runtime.free_pinned(table.pinned)
+        try:
+            return PageTable(pinned, self._runtime.allocate_device(size), self._ids)
+        except BaseException:
+            self._runtime.free_pinned(pinned)
+            raise

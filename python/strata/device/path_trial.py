@@ -1,9 +1,10 @@
 """Measures at the start how transfers go best on this machine: each way, at a few sizes, by each path. Nothing is
-served yet, so that a page may be moved anywhere; all of it is over within about half a second.
+served yet, so that a page may be moved anywhere; all of it is over within about half a second of the first transfers.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 
@@ -19,32 +20,37 @@ _log = logging.getLogger("strata.device")
 PAGES = (1, 16, 128)
 BLOCKS = (1, 2, 4, 8)
 ROUNDS = 3
-"""The quickest of so many counts: the first also loads the kernel."""
+"""The quickest of so many counts."""
 MOST_BYTES = 64 << 20
 LIMIT_S = 0.5
-"""After this no further size is begun; what was measured counts."""
+"""After this no further size is begun; what was measured counts. The device's first transfer each way comes before: a
+driver may set up memory and kernels only then, however long that takes."""
 SILENCE_S = 5.0
 """A transfer that takes longer will never end."""
 
 
 def measure_paths(runtime: CudaRuntime, edge: Edge, tables: PageTables, stream: Stream) -> PathChoice:
     """The best paths. Raises DeviceError if the device does not do what it must."""
-    deadline = time.monotonic() + LIMIT_S
     paths = [Path("kernel", blocks) for blocks in BLOCKS]
     paths += [Path("batch")] if runtime.has_batched_copies else []
+    most = min(edge.device_pages, edge.host_pages, MOST_BYTES // edge.page_bytes)
+    sizes = [pages for pages in PAGES if pages <= most]
     measurements: list[Measurement] = []
     event = runtime.create_event()
     try:
-        for pages in PAGES:
-            if pages > min(edge.device_pages, edge.host_pages) or pages * edge.page_bytes > MOST_BYTES:
+        for direction in DIRECTIONS if sizes else ():
+            _Trial(runtime, edge, tables, stream, event, direction, sizes[0]).run(paths[0])
+        deadline = time.monotonic() + LIMIT_S
+        for pages, direction in itertools.product(sizes, DIRECTIONS):
+            if measurements and time.monotonic() > deadline:
                 break
-            for direction in DIRECTIONS:
-                if measurements and time.monotonic() > deadline:
-                    return choose(measurements)
-                trial = _Trial(runtime, edge, tables, stream, event, direction, pages)
-                measurements += trial.measure(paths)
-    finally:
-        runtime.destroy_event(event)
+            trial = _Trial(runtime, edge, tables, stream, event, direction, pages)
+            measurements += trial.measure(paths)
+    except DeviceError as error:
+        if not error.fatal:
+            runtime.destroy_event(event)
+        raise
+    runtime.destroy_event(event)
     return choose(measurements)
 
 
@@ -74,7 +80,7 @@ class _Trial:
         found = []
         for path in paths:
             try:
-                seconds = min(self._run(path) for _ in range(ROUNDS))
+                seconds = min(self.run(path) for _ in range(ROUNDS))
             except DeviceError as error:
                 if path.kind == "kernel" or error.fatal:
                     raise
@@ -84,7 +90,7 @@ class _Trial:
             found.append(Measurement(self._direction, self._pages, path, seconds))
         return found
 
-    def _run(self, path: Path) -> float:
+    def run(self, path: Path) -> float:
         """Seconds of one transfer, from its first command until it was seen complete."""
         work = Work(self._runtime, self._edge, self._direction, self._pairs, path)
         table = self._tables.take(self._pages)

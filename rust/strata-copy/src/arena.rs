@@ -77,6 +77,19 @@ impl Arena {
         Ok(Arena { start, len: Mutex::new(len), capacity, mapped })
     }
 
+    /// Keeps the arena out of processes that this one forks. For memory that a device was told of: after a fork this
+    /// process would write to copies of its pages, while the device still reached the old ones.
+    pub fn keep_out_of_forks(&self) -> Result<(), CopyError> {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the span is this arena's own mapping, whole. The advice changes no content and nothing here.
+        if unsafe { libc::madvise(self.start.as_ptr().cast(), self.mapped, libc::MADV_DONTFORK) } != 0 {
+            let reason = io::Error::last_os_error();
+            let told = format!("it cannot be kept out of forked processes (MADV_DONTFORK): {reason}");
+            return Err(CopyError::Map { bytes: self.mapped, reason: io::Error::new(reason.kind(), told) });
+        }
+        Ok(())
+    }
+
     /// The first byte.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
@@ -167,6 +180,29 @@ mod tests {
         // SAFETY: as above.
         let message = unsafe { arena.resize(4 * HUGE_PAGE + 1) }.unwrap_err().to_string();
         assert!(message.contains("8388609") && message.contains("--host-memory"), "{message}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_forked_process_has_no_arena_that_was_kept_out() {
+        let end_of_a_child_that_reads = |arena: &Arena| {
+            let byte = arena.as_ptr().as_ptr();
+            // SAFETY: the child of this process of many threads does nothing but read one byte and end.
+            unsafe {
+                byte.write(7);
+                let child = libc::fork();
+                if child == 0 {
+                    libc::_exit(i32::from(byte.read_volatile()));
+                }
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                (libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)), byte.read_volatile())
+            }
+        };
+        let arena = Arena::with_capacity(HUGE_PAGE, 2 * HUGE_PAGE).unwrap();
+        assert_eq!(end_of_a_child_that_reads(&arena), (Some(7), 7));
+        arena.keep_out_of_forks().unwrap();
+        assert_eq!(end_of_a_child_that_reads(&arena), (None, 7), "the child found it");
     }
 
     #[test]

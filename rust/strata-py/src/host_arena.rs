@@ -51,6 +51,10 @@ impl HostMemory {
         // Address space for all that the host tier may grow to; memory is taken as it is used.
         let layout = KvLayout::page_first(shape, options.host_pages_most.max(pages), ALIGNMENT)?;
         let arena = Arena::with_capacity(host_bytes(&layout, pages), host_bytes(&layout, layout.pages))?;
+        if fixed {
+            // Copied in a fork, its pages would no longer be those that a device knows.
+            arena.keep_out_of_forks()?;
+        }
         Ok(HostMemory { arena: Arc::new(arena), layout, pages, staging_pages })
     }
 
