@@ -4,13 +4,26 @@ model that computes on the host.
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
-from engine_harness import MakeEngine, Sizes, ask, assert_exact, eventually, nonzero, wait_idle
+from engine_harness import (
+    MakeEngine,
+    Sizes,
+    WatchedModel,
+    ask,
+    assert_exact,
+    eventually,
+    nonzero,
+    wait_idle,
+)
 from pressure import Load, assert_clean, device_pages, run_clients
 
+from strata.device.cuda_runtime import DeviceError, Event, Stream
 from strata.device.fake_cuda import FakeCudaRuntime
-from strata.engine import Engine, ServedModel
-from strata.errors import ConfigError
+from strata.engine import ServedModel
+from strata.errors import ConfigError, StrataError
+from strata.models import ForwardBatch
 
 FIRST = [(3 * place) % 89 for place in range(41)]
 SECOND = [(5 * place + 1) % 89 for place in range(33)]
@@ -83,26 +96,93 @@ def test_a_slow_link_cannot_be_emulated(make_engine: MakeEngine) -> None:
         make_engine(cuda=FakeCudaRuntime(), copy_bandwidth=1_000_000)
 
 
-def lost(engine: Engine) -> bool:
-    """Whether the operator is told."""
-    return any("host and device" in problem for problem in engine.health().problems)
+LOST = "the device is lost: restart the server"
 
 
-def test_a_lost_device_is_said_and_whatever_ran_on_it_ends(
-    make_engine: MakeEngine, served: ServedModel
-) -> None:
-    fake = FakeCudaRuntime(4)
+@pytest.mark.parametrize("found_by", ["the Mover", "a step"])
+def test_a_lost_device_ends_the_engine_and_everybody_is_told(make_engine: MakeEngine, found_by: str) -> None:
+    fake = FakeCudaRuntime(4, lose_on=("query", "record"))
     engine = make_engine(cuda=fake)
-    ask(engine, FIRST)
-    wait_idle(engine)
-    engine.demote(["device"])
-    fake.fail_next("query", 1)
-    with pytest.raises(Exception, match=r"failed|step"):
+    if found_by == "the Mover":
+        ask(engine, FIRST)
+        wait_idle(engine)
+        engine.demote(["device"])
+        fake.fail_next("query", 1)
+    else:
+        # Nothing is to be moved yet: the Mover does not look at the device.
+        fake.fail_next("record", 1)
+    with pytest.raises(StrataError, match=LOST):
         # The fake's compute stream is lost with it, as a GPU's would be.
         ask(engine, FIRST)
-    assert eventually(lambda: lost(engine))
-    wait_idle(engine)
+    assert eventually(lambda: not engine.health().ok)
+    health = engine.health()
+    assert not health.ready and any(LOST in problem for problem in health.problems), health
+    with pytest.raises(StrataError, match=LOST):
+        ask(engine, SECOND)
     engine.shutdown(drain_s=0.0, demote_s=0.0)
+    assert any(LOST in problem for problem in engine.health().problems)
+
+
+class LateRuntime(FakeCudaRuntime):
+    """The ends of steps are reached only while somebody asks for them, one a question, until `let_go`."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.ends: deque[Event] = deque()
+        self.late = False
+
+    def record(self, event: Event, stream: Stream) -> None:
+        with self._lock:
+            if not self.late or stream != self.compute_stream():
+                super().record(event, stream)
+                return
+            self._events[event].queued += 1
+            self.ends.append(event)
+
+    def query(self, event: Event) -> bool:
+        with self._lock:
+            if event in self.ends:
+                self._events[self.ends.popleft()].reached += 1
+            return super().query(event)
+
+    def let_go(self) -> None:
+        """The device has caught up, and does from now on."""
+        with self._lock:
+            self.late = False
+            while self.ends:
+                self._events[self.ends.popleft()].reached += 1
+
+
+def test_the_host_is_never_more_than_a_step_ahead(make_engine: MakeEngine) -> None:
+    """So a load, which waits for the latest step's end, is not held up by all chunks of somebody's long prompt."""
+    fake, watched = LateRuntime(), WatchedModel()
+    engine = make_engine(cuda=fake, served=watched.served, batch_tokens=8, write_policy="selective")
+    running: list[int] = []
+
+    def note(batch: ForwardBatch) -> None:
+        # Every step records two ends, the Mover's and the tier's own.
+        running.append(-(-len(fake.ends) // 2))
+
+    watched.before, fake.late = note, True
+    answer = ask(engine, FIRST, max_tokens=1)
+    fake.let_go()
+    assert len(running) == 6 and max(running) == 1, running
+    assert_exact(watched.model, FIRST, answer)
+    wait_idle(engine)
+
+
+def test_a_step_that_does_not_end_fails_the_one_after_the_next(make_engine: MakeEngine) -> None:
+    fake = LateRuntime()
+    tier = make_engine(cuda=fake)._tier
+    fake.late, fake.query = True, lambda event: event not in fake.ends  # type: ignore[method-assign]
+    tier.step_done()
+    tier.wait_step_before(0.0)
+    tier.step_done()
+    with pytest.raises(DeviceError, match=r"still runs on the device after 0.01 s.*--batch-tokens"):
+        tier.wait_step_before(0.01)
+    assert not tier.lost
+    fake.let_go()
+    tier.wait_step_before(0.0)
 
 
 def test_a_resize_keeps_the_memory_that_the_device_knows(make_engine: MakeEngine) -> None:

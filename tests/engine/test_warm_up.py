@@ -6,11 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
-from engine_harness import MakeEngine, Sizes, ask, assert_exact, wait_idle
+import torch
+from engine_harness import MakeEngine, Sizes, ask, assert_exact, tiny_served, wait_idle
 
 from strata._core import LayerHold
 from strata.engine import ServedModel
 from strata.engine.warm_up import first_steps, warm_up
+from strata.models import CausalLM, pool_shape, tiny_random_model
+from strata.models.attention import AttentionPlan, PlainAttention
+from strata.models.paged_attention import AttentionBatch
 
 SHAPES = [(127, 0), (16, 0), (1, 127)]
 """Steps that are measured, as (tokens, context)."""
@@ -28,8 +32,41 @@ class FakeRuntime:
         self.told.append((tokens, context, busy_s))
 
 
+def pool_of(model: CausalLM, pages: int, page_size: int = 4) -> torch.Tensor:
+    """What an engine would serve from."""
+    return torch.zeros(pool_shape(model.config, pages, page_size), dtype=model.dtype)
+
+
+class NotingAttention(PlainAttention):
+    """Notes what pools it is asked about: page size, slots, and the lowest page that a row has."""
+
+    def __init__(self) -> None:
+        self.asked: set[tuple[int, int, int]] = set()
+
+    def plan(self, batch: AttentionBatch) -> AttentionPlan:
+        """As `PagedAttention` says."""
+        lowest = min(int(table.min()) for table in batch.page_tables)
+        self.asked.add((batch.page_size, batch.slots, lowest))
+        return super().plan(batch)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "pages", "slots", "lowest"),
+    [(1, 500, 500, 372), (4, 40, 160, 8), (24, 10, 240, 4), (256, 2, 512, 1), (4, 31, 128, 0)],
+)
+def test_what_depends_on_pages_is_met_before_the_first_request(
+    make_engine: MakeEngine, page_size: int, pages: int, slots: int, lowest: int
+) -> None:
+    """The first steps go over the last pages of the engine's pool, in its page size; only a pool that has no room for
+    them is passed by, and then its page size is kept."""
+    model = tiny_random_model(2)
+    model.attention = noting = NotingAttention()
+    make_engine(sizes=Sizes(page_size, pages, 1, 0), served=tiny_served(2, model=model))
+    assert noting.asked == {(page_size, slots, lowest)}
+
+
 def test_the_first_steps_tell_a_step_a_token_and_a_decode_apart(served: ServedModel) -> None:
-    steps = first_steps(served.model)
+    steps = first_steps(served.model, pool_of(served.model, 64), 4)
     assert sorted((step.tokens, step.context) for step in steps) == sorted(SHAPES)
     assert all(step.seconds > 0 for step in steps)
 
@@ -45,7 +82,7 @@ def test_what_was_measured_is_told_and_logged_once(
 ) -> None:
     runtime = FakeRuntime(link, problem)
     with caplog.at_level(logging.INFO, "strata.engine"):
-        warm_up(served.model, runtime)
+        warm_up(served.model, runtime, pool_of(served.model, 64), 4)
     assert sorted(told[:2] for told in runtime.told) == sorted(SHAPES)
     said = {record.levelno: record.getMessage() for record in caplog.records}
     assert said[logging.INFO].startswith("measured before serving: prefill of 16 tokens ")

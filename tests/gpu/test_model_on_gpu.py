@@ -18,7 +18,7 @@ from strata.engine import SamplingParams
 from strata.engine.sampler import sample_rows
 from strata.errors import ModelError
 from strata.models import ModelConfig, tiny_random_model
-from strata.models.attention_choice import TOLERANCE, candidates, choose_attention, error_of
+from strata.models.attention_choice import TOLERANCE, Place, candidates, choose_attention, error_of
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +32,7 @@ def test_a_way_of_attention_is_right(place: int, dtype: torch.dtype) -> None:
     _, make = candidates()[place]
     try:
         attention = make(GPU)
-        error = error_of(attention, CONFIG, dtype, GPU)
+        error = error_of(attention, Place(CONFIG, dtype, GPU))
     except (ModelError, RuntimeError, NotImplementedError) as reason:
         pytest.skip(f"not usable with what is installed: {reason}")
     assert error <= TOLERANCE
@@ -40,7 +40,8 @@ def test_a_way_of_attention_is_right(place: int, dtype: torch.dtype) -> None:
 
 def test_half_precision_is_served_by_a_kernel() -> None:
     for page_size in (1, 16, 24):
-        assert choose_attention(CONFIG, torch.bfloat16, GPU, page_size, candidates()).name != "plain"
+        place = Place(CONFIG, torch.bfloat16, GPU, page_size)
+        assert choose_attention(place, candidates()).name != "plain"
 
 
 @pytest.mark.parametrize(

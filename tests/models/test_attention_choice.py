@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -20,19 +21,31 @@ from strata.models import ModelConfig, attention_choice, tiny_random_model
 from strata.models.attention import PlainAttention
 from strata.models.attention_choice import (
     Candidate,
+    Place,
     ProvenAttention,
     choose_attention,
+    decode_seconds,
     default_attention,
     error_of,
+    first_quick_enough,
+    trial,
 )
 from strata.models.flashinfer_kernel import FlashInferKernel
 from strata.models.flex_kernel import FlexKernel
-from strata.models.paged_attention import PagedAttention
+from strata.models.paged_attention import AttentionBatch, PagedAttention, PlannedAttention
 from strata.models.split_attention import Partial, SplitAttention
 from strata.models.varlen_kernel import Pages, TorchVarlen, VarlenCall, VarlenKernel
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(97, 64, 128, layers=2, heads=4, kv_heads=2, head_dim=16, context_length=512)
+
+
+PLACE = Place(CONFIG, torch.bfloat16, CPU)
+
+
+def as_fast(attention: PagedAttention, place: Place) -> float:
+    """All ways take the same time: nothing is passed over for it, nor asked once one is right."""
+    return 1.0
 
 
 def by(call: VarlenCall) -> Candidate:
@@ -62,16 +75,14 @@ def test_the_first_that_is_right_serves(wrong: VarlenCall, caplog: pytest.LogCap
         ("right", lambda device: right),
         ("never asked", absent),
     ]
-    assert choose_attention(CONFIG, torch.bfloat16, CPU, 16, tried) is right
+    assert choose_attention(PLACE, tried, as_fast) is right
     message = caplog.messages[-1]
     assert "missing: it is not installed" in message and "wrong: off by" in message
     assert "never asked" not in message
 
 
 def test_plain_serves_where_none_is_right(caplog: pytest.LogCaptureFixture) -> None:
-    chosen = choose_attention(
-        CONFIG, torch.bfloat16, CPU, 16, [("missing", absent), ("off", by(off_by_one_key))]
-    )
+    chosen = choose_attention(PLACE, [("missing", absent), ("off", by(off_by_one_key))], as_fast)
     assert isinstance(chosen, PlainAttention)
     assert "which is slow" in caplog.messages[-1]
 
@@ -95,7 +106,7 @@ def test_the_choice_is_made_for_each_page_size() -> None:
         ("all", by(varlen)),
     ]
     model = tiny_random_model(1, layers=1)
-    model.attention = ProvenAttention(model.config, torch.float64, CPU, tried)
+    model.attention = ProvenAttention(model.config, torch.float64, CPU, tried, as_fast)
     names = []
     for page_size in (4, 24, 4):
         runner = PagedRunner(model, page_size, pages=16)
@@ -110,11 +121,115 @@ def test_the_choice_is_made_for_each_page_size() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "place"),
+    [([1.0], 0), ([20.0, 1.0], 0), ([20.1, 1.0], 1), ([1.0, 500.0], 0), ([90.0, 30.0, 1.0, 2.0], 2)],
+)
+def test_the_first_that_is_not_far_slower_than_another_serves(seconds: list[float], place: int) -> None:
+    assert first_quick_enough(seconds) == place
+
+
+@pytest.mark.parametrize(
+    ("seconds", "serves", "asked"),
+    [
+        # Right and no slower than plain attention: nobody else need be compiled.
+        ([1.0], 0, 1),
+        # Slower than that, but not by far: it serves once the others are known not to be much faster.
+        ([9.0, 8.0, 7.0], 0, 3),
+        ([30.0, 1.0], 1, 2),
+        ([30.0, 9.0, 0.9], 1, 3),
+        ([30.0, 29.0, 40.0], 3, 3),
+    ],
+)
+def test_a_way_that_is_right_but_far_slower_is_passed_over(
+    seconds: list[float], serves: int, asked: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "strata.models")
+    ways: list[PagedAttention] = [by(varlen)(CPU) for _ in seconds]
+    measured: list[PagedAttention] = []
+
+    def given(attention: PagedAttention, place: Place) -> float:
+        measured.append(attention)
+        return seconds[ways.index(attention)] if attention in ways else 1.0
+
+    tried: list[tuple[str, Candidate]] = [
+        (str(index), lambda device, way=way: way) for index, way in enumerate(ways)
+    ]
+    chosen = choose_attention(PLACE, tried, given)
+    assert chosen is ways[serves] if serves < len(ways) else isinstance(chosen, PlainAttention)
+    assert measured[1:] == ways[:asked]
+    for index in range(serves):
+        assert f"right, but a decode step takes it {seconds[index] * 1e3:.3g} ms" in caplog.messages[-1]
+
+
+def test_a_decode_step_is_measured_by_steps_one_token_apart() -> None:
+    contexts: list[list[int]] = []
+
+    class Noting(PlainAttention):
+        def plan(self, batch: AttentionBatch) -> PlannedAttention:
+            contexts.append(list(batch.context_lengths))
+            return super().plan(batch)
+
+    assert decode_seconds(Noting(), PLACE) > 0
+    assert contexts == [[2000, 300, 40], [2001, 301, 41], [2002, 302, 42]]
+
+
+def short_rows_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Partial:
+    """Does without a row's keys after the 8,000th."""
+    if rest[-1] is None:
+        return varlen(query, key, value, *rest)
+    used = rest[-1].used.clamp(max=8000)
+    return varlen(query, key, value, *rest[:-1], Pages(rest[-1].table, used))
+
+
+def low_pages_alone(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Partial:
+    """Reckons with page ids of 15 bits."""
+    if rest[-1] is None:
+        return varlen(query, key, value, *rest)
+    return varlen(query, key, value, *rest[:-1], Pages(rest[-1].table & 0x7FFF, rest[-1].used))
+
+
+def test_a_way_that_fails_with_long_contexts_is_found_out() -> None:
+    assert (
+        error_of(SplitAttention(VarlenKernel(short_rows_alone, in_place=True)), PLACE)
+        > attention_choice.TOLERANCE
+    )
+
+
+def test_a_way_that_fails_with_the_last_pages_of_a_large_pool_is_found_out() -> None:
+    """The trial knows how large the pool is that the batch comes with."""
+    tried: list[tuple[str, Candidate]] = [
+        ("low", lambda device: SplitAttention(VarlenKernel(low_pages_alone, in_place=True))),
+        ("all", by(varlen)),
+    ]
+    for pages, name in ((32768, "torch varlen, pages in place"), (70000, "torch varlen, pages gathered")):
+        chosen = ProvenAttention(CONFIG, torch.bfloat16, CPU, tried, as_fast)
+        batch, _ = trial(replace(PLACE, page_size=1), (1,), (5,), pages)
+        chosen.plan(batch)
+        assert chosen.name == name
+
+
+def test_memory_that_runs_out_is_no_wrong_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    def greedy(query: torch.Tensor, *rest: Any) -> Partial:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore lines")
+
+    caplog.set_level(logging.INFO, "strata.models")
+    tried: list[tuple[str, Candidate]] = [("greedy", by(greedy)), ("next", by(varlen))]
+    assert choose_attention(PLACE, tried, as_fast).name == "torch varlen, pages gathered"
+    warning, choice = caplog.records
+    assert warning.levelno == logging.WARNING and "Tried to allocate 2.00 GiB" in warning.getMessage()
+    assert (
+        "give a smaller --device-memory" in warning.getMessage() and "more lines" not in warning.getMessage()
+    )
+    assert "greedy: out of memory" in choice.getMessage()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_right_ways_are_far_within_the_tolerance_and_wrong_ones_far_outside(dtype: torch.dtype) -> None:
     ways: list[PagedAttention] = [PlainAttention(), SplitAttention(FlexKernel(CPU)), by(varlen)(CPU)]
-    assert max(error_of(way, CONFIG, dtype, CPU) for way in ways) < attention_choice.TOLERANCE / 2
-    assert error_of(by(off_by_one_key)(CPU), CONFIG, dtype, CPU) > 10 * attention_choice.TOLERANCE
+    place = replace(PLACE, dtype=dtype)
+    assert max(error_of(way, place) for way in ways) < attention_choice.TOLERANCE / 2
+    assert error_of(by(off_by_one_key)(CPU), place) > 10 * attention_choice.TOLERANCE
 
 
 def test_a_nan_is_wrong() -> None:
@@ -122,7 +237,7 @@ def test_a_nan_is_wrong() -> None:
         output, logsumexp = varlen(query, *rest)
         return output * float("nan"), logsumexp
 
-    assert error_of(by(nan)(CPU), CONFIG, torch.bfloat16, CPU) == float("inf")
+    assert error_of(by(nan)(CPU), PLACE) == float("inf")
 
 
 def test_flashinfer_is_named_where_it_is_missing() -> None:
@@ -173,7 +288,7 @@ def test_each_signature_of_varlen_attention(
     assert call.takes_pages == (version is torch_2_15)
     for in_place in [False, True] if call.takes_pages else [False]:
         attention = SplitAttention(VarlenKernel(call, in_place))
-        assert error_of(attention, CONFIG, torch.float32, CPU) < 1e-5
+        assert error_of(attention, replace(PLACE, dtype=torch.float32)) < 1e-5
 
 
 def test_the_installed_torch_has_a_signature_that_is_known() -> None:

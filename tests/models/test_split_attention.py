@@ -5,6 +5,7 @@ flex attention itself, equal the reference in whatever way rows are cut, mixed a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from strata.models.attention import PlainAttention
 from strata.models.flashinfer_kernel import FlashInferKernel
 from strata.models.flex_kernel import FlexKernel
 from strata.models.paged_attention import PagedAttention
-from strata.models.split_attention import SplitAttention, merge
+from strata.models.split_attention import Partial, SplitAttention, merge
 from strata.models.staging import pack, to_device, unpack
 from strata.models.varlen_kernel import VarlenKernel
 
@@ -167,6 +168,31 @@ def test_long_contexts_are_gathered_in_bounded_groups(monkeypatch: pytest.Monkey
     assert seen == [62, 62, 81]
     for row, logits in zip(rows, found, strict=True):
         close(logits, model.reference_forward(row.tokens)[-1:], "gathered")
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 24])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_decode_steps_within_a_power_of_two_look_alike_to_the_kernel(in_place: bool, page_size: int) -> None:
+    """Its plan is built once for all of them, and the answers are the exact ones."""
+    asked: list[tuple[int, ...]] = []
+
+    def noting(*arguments: Any) -> Partial:
+        query, pages = arguments[0], arguments[-1]
+        width = () if pages is None else pages.table.shape
+        asked.append((len(query), *arguments[5:7], *width))
+        return varlen(*arguments)
+
+    model = tiny_random_model(11, layers=1)
+    model.attention = SplitAttention(VarlenKernel(noting, in_place))
+    runner = PagedRunner(model, page_size, pages=512)
+    rows = [runner.row(tokens_of(1, 96)), runner.row(tokens_of(2, 70))]
+    runner.step([(rows[0], 72), (rows[1], 46)])
+    asked.clear()
+    found = [runner.step([(row, 1) for row in rows]) for _ in range(24)]
+    assert len(asked) == 24 and len(set(asked)) == 1, asked
+    for index, row in enumerate(rows):
+        logits = torch.cat([step[index] for step in found])
+        close(logits, model.reference_forward(row.tokens)[-24:], "varlen")
 
 
 @pytest.mark.parametrize("name", ["gathered", "in place", "flex"])

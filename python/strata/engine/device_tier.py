@@ -5,19 +5,22 @@ process.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from strata._core import HostArena, Plan, TransferQueue
 from strata.device import CpuPool, DevicePool
-from strata.device.cuda import CudaMover, CudaPool
-from strata.device.cuda_runtime import CudaRuntime
+from strata.device.cuda import POLL_S, CudaMover, CudaPool
+from strata.device.cuda_runtime import CudaRuntime, DeviceError, Event
 from strata.device.edge import Edge
 from strata.device.kernels import Layout
 from strata.engine.runtime_options import PARTS, RECORD_ALIGNMENT
 from strata.errors import StorageError
 from strata.models import CausalLM, pool_shape
+
+_log = logging.getLogger("strata.engine")
 
 _SLICE_S = 0.001
 """How long one look for a load on the device lasts before its ticket is read again: it may have failed, or be over."""
@@ -62,6 +65,11 @@ class DeviceTier(Protocol):
         ...
 
     @property
+    def lost(self) -> bool:
+        """Whether nothing on the device will ever answer again: only another process gets it back."""
+        ...
+
+    @property
     def runs_behind(self) -> bool:
         """Whether a step may still be computed when its call has returned."""
         ...
@@ -82,6 +90,11 @@ class DeviceTier(Protocol):
         """Everything that the step read has come. Raises LoadFailedError if something has not, DeviceError."""
         ...
 
+    def wait_step_before(self, timeout_s: float) -> None:
+        """The step before the latest one is over, so that the host is never further ahead. Raises DeviceError, also if
+        it runs for longer than `timeout_s` seconds."""
+        ...
+
     def close(self) -> None:
         """After Core's end: stops moving and gives back what is held. Idempotent."""
         ...
@@ -94,6 +107,7 @@ class CpuTier:
     arena: HostArena | None = None
     description = "cpu"
     problem: str | None = None
+    lost = False
     runs_behind = False
 
     def __init__(self, model: CausalLM, pages: int, page_size: int) -> None:
@@ -113,6 +127,9 @@ class CpuTier:
 
     def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
         """They were waited for."""
+
+    def wait_step_before(self, timeout_s: float) -> None:
+        """It was over when its call returned."""
 
     def close(self) -> None:
         """Core's threads end with it."""
@@ -148,13 +165,22 @@ class CudaTier:
             layers=self._layers,
             parts=PARTS,
         )
-        self._mover = CudaMover(runtime, self.mover, edge)
+        # Ends of steps, in turn: the latest one's and that of the one before it.
+        self._ends: tuple[Event, ...] = (runtime.create_event(), runtime.create_event())
+        self._steps = 0
+        self._lost = False
+        self._mover = CudaMover(runtime, self.mover, edge, keeps=(self.pool, self.arena))
         self._mover.start()
 
     @property
     def problem(self) -> str | None:
         """Why the Mover is out of service."""
         return self._mover.problem
+
+    @property
+    def lost(self) -> bool:
+        """Whether the Mover or a step has found the device's context lost."""
+        return self._lost or self._mover.lost
 
     def bind_thread(self) -> None:
         """Makes the device the thread's."""
@@ -170,13 +196,42 @@ class CudaTier:
         self._each_load(plan, layer, timeout_s, is_ordered)
 
     def step_done(self) -> None:
-        """Records the step's end for the transfers after it."""
-        self._mover.step_done(self._runtime.compute_stream())
+        """Records the step's end, for the transfers after it and for the step after the next."""
+        stream = self._runtime.compute_stream()
+        self._steps += 1
+        try:
+            self._mover.step_done(stream)
+            self._runtime.record(self._ends[self._steps % 2], stream)
+        except DeviceError as error:
+            self._note(error)
+            raise
 
     def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
         """Asks the device for the loads' ends: without it a step that samples nothing would build on loads that may
         still fail."""
         self._each_load(plan, self._layers - 1, timeout_s, self._mover.confirm)
+
+    def wait_step_before(self, timeout_s: float) -> None:
+        """Polls, and sleeps in between. A load that comes now is then behind the running step and the queued one at
+        most, however many chunks a prompt has."""
+        event = self._ends[(self._steps - 1) % 2]
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not self._runtime.query(event):
+                if time.monotonic() >= deadline:
+                    raise DeviceError(
+                        f"a step still runs on the device after {timeout_s:g} s: if steps are that long, give a "
+                        "smaller --batch-tokens; if not, the device hangs: restart the server"
+                    )
+                time.sleep(POLL_S)
+        except DeviceError as error:
+            self._note(error)
+            raise
+
+    def _note(self, error: DeviceError) -> None:
+        self._lost = self._lost or error.fatal
+        # Whoever calls next is not to be told of it again.
+        self._runtime.clear_sticky_error()
 
     def _each_load(
         self, plan: Plan, layer: int, timeout_s: float, is_settled: Callable[[int, float], bool]
@@ -197,6 +252,14 @@ class CudaTier:
         """Ends the Mover. Memory that the device has not let go of is never freed."""
         if not self._mover.close():
             _NEVER_FREED.append(self)
+            return
+        ends, self._ends = self._ends, ()
+        try:
+            for event in ends:
+                self._runtime.destroy_event(event)
+        except DeviceError as error:
+            self._note(error)
+            _log.warning("the device does not take back its steps' events: %s", error)
 
 
 def _not_loaded(plan: Plan, layer: int, outcome: str) -> LoadFailedError:

@@ -37,7 +37,7 @@ from strata.engine.runtime_options import PoolSizes, device_memory, runtime_opti
 from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
-from strata.engine.step import LOAD_TIMEOUT_S, run_step
+from strata.engine.step import LOAD_TIMEOUT_S, STEP_TIMEOUT_S, run_step
 from strata.engine.step_clock import StepClock
 from strata.engine.step_log import StepLog, header_of
 from strata.engine.streams import Stream
@@ -55,6 +55,7 @@ _RATE_WEIGHT = 0.3
 """Weight of the newest prefill step in the running estimate of tokens a second."""
 _HIGHEST_PRIORITY = 2**31 - 1
 _GREEDY = SamplingParams()
+_DEVICE_LOST = "the device is lost: restart the server"
 
 
 class _TokenTextless:
@@ -223,9 +224,13 @@ class Engine:
     def _run(self) -> None:
         try:
             self._tier.bind_thread()
-            warm_up(self._served.model, self._runtime)
+            warm_up(self._served.model, self._runtime, self._pool.tensor, self.config.cache.page_size)
             self._warm.set()
             while not self._stopping.is_set():
+                if self._tier.lost:
+                    self._failure = _DEVICE_LOST
+                    _log.error("the engine has stopped: %s (%s)", _DEVICE_LOST, self._tier.problem)
+                    break
                 self._disk_log.look()
                 work = self._runtime.next_work(_POLL_S)
                 if isinstance(work, Plan):
@@ -248,6 +253,9 @@ class Engine:
             logits, stalled = run_step(self._served.model, self._tier, plan, self._last_tokens)
             tokens = self._sample(plan, logits)
             self._tier.confirm_loads(plan, LOAD_TIMEOUT_S)
+            if not tokens:
+                # No token brought the host up to the device: see how far behind that is.
+                self._tier.wait_step_before(STEP_TIMEOUT_S)
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
             self._discard(plan, "late load" if error.late else "load")
@@ -361,13 +369,18 @@ class Engine:
 
     def _check_alive(self) -> None:
         if not self._is_alive():
-            raise StrataError(f"the engine has stopped: {self._failure or 'it was shut down'}")
+            raise StrataError(self._why_stopped())
+
+    def _why_stopped(self) -> str:
+        lost = _DEVICE_LOST if self._tier.lost else None
+        return f"the engine has stopped: {self._failure or lost or 'it was shut down'}"
 
     def health(self) -> Health:
         """Whether requests are answered, and what an operator should know."""
         problems = []
-        if not self._is_alive():
-            problems.append(f"the engine has stopped: {self._failure or 'it was shut down'}")
+        alive = self._is_alive() and not self._tier.lost
+        if not alive:
+            problems.append(self._why_stopped())
         if self._tier.problem is not None:
             problems.append(f"pages move no more between host and device: {self._tier.problem}")
         engine, problem = self._runtime.disk_state()
@@ -375,8 +388,8 @@ class Engine:
             problems.append(f"the disk tier is {problem}")
         elif engine is None and problem is not None and not problem.startswith(OFF_BY_CHOICE):
             problems.append(f"the disk tier is off: {problem}")
-        ready = self._is_alive() and self._warm.is_set() and not self._draining
-        return Health(self._is_alive(), ready, tuple(problems))
+        ready = alive and self._warm.is_set() and not self._draining
+        return Health(alive, ready, tuple(problems))
 
     def waiting(self) -> list[WaitingReport]:
         """Why each waiting request waits, in the order in which they would go."""

@@ -14,6 +14,9 @@ from strata.models import CausalLM, ForwardBatch
 LOAD_TIMEOUT_S = 30.0
 """Longest wait for one layer; a Mover that is silent for longer has failed, whatever it says later."""
 
+STEP_TIMEOUT_S = 60.0
+"""Longest that one step may compute; a device that takes longer hangs, or computes batches that are far too large."""
+
 
 def forward_batch(plan: Plan, last_tokens: dict[int, int]) -> ForwardBatch:
     """The model's input. `last_tokens` has the last sampled token of every request whose row needs it."""

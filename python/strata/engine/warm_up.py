@@ -16,8 +16,7 @@ from strata.models import CausalLM, ForwardBatch, pool_shape
 
 _log = logging.getLogger("strata.engine")
 
-_PAGE_SIZE, _PAGES = 16, 8
-_LONG = _PAGE_SIZE * _PAGES - 1
+_LONG = 127
 _SHORT = 16
 _COLD = ((_LONG, 0), (1, _LONG))
 """Steps, as (tokens, context), that meet thread pools, kernels' first calls and cold weights."""
@@ -34,27 +33,33 @@ class MeasuredStep:
     seconds: float
 
 
-def first_steps(model: CausalLM) -> list[MeasuredStep]:
-    """Runs the steps over a pool of its own, on the thread that will compute."""
-    shape = pool_shape(model.config, _PAGES, _PAGE_SIZE)
-    pool = torch.zeros(shape, dtype=model.dtype, device=model.device)
+def first_steps(model: CausalLM, pool: torch.Tensor, page_size: int) -> list[MeasuredStep]:
+    """Runs the steps on the thread that will compute, over the last pages of the pool that will serve: what depends on
+    its page size and its size is chosen and compiled here. Nobody owns a page yet; a pool that is too small for the
+    steps is left alone."""
+    count = -(-(_LONG + 1) // page_size)
+    if pool.shape[2] < count:
+        pool = torch.zeros(pool_shape(model.config, count, page_size), dtype=model.dtype, device=model.device)
+    pages = torch.arange(pool.shape[2] - count, pool.shape[2])
     for tokens, context in _COLD:
-        _step(model, pool, tokens, context)
+        _step(model, pool, pages, tokens, context)
     return [
-        MeasuredStep(tokens, context, _step(model, pool, tokens, context)) for tokens, context in _MEASURED
+        MeasuredStep(tokens, context, _step(model, pool, pages, tokens, context))
+        for tokens, context in _MEASURED
     ]
 
 
-def _step(model: CausalLM, pool: torch.Tensor, tokens: int, context: int) -> float:
+def _step(model: CausalLM, pool: torch.Tensor, pages: torch.Tensor, tokens: int, context: int) -> float:
     """Seconds of one step."""
+    page_size = pool.shape[3]
     positions = torch.arange(context, context + tokens)
     batch = ForwardBatch(
         token_ids=positions % model.config.vocab_size,
         positions=positions,
         query_lengths=[tokens],
         context_lengths=[context + tokens],
-        page_tables=[torch.arange(_PAGES)],
-        slot_mapping=positions,
+        page_tables=[pages],
+        slot_mapping=pages[positions // page_size] * page_size + positions % page_size,
         logits_rows=torch.tensor([tokens - 1]),
     )
     began = time.monotonic()
@@ -63,9 +68,9 @@ def _step(model: CausalLM, pool: torch.Tensor, tokens: int, context: int) -> flo
     return time.monotonic() - began
 
 
-def warm_up(model: CausalLM, runtime: Runtime) -> None:
+def warm_up(model: CausalLM, runtime: Runtime, pool: torch.Tensor, page_size: int) -> None:
     """Runs the first steps, tells Core what they took, and says in the log what decisions start from."""
-    steps = first_steps(model)
+    steps = first_steps(model, pool, page_size)
     for step in steps:
         runtime.measured(step.tokens, step.context, step.seconds)
     found = [

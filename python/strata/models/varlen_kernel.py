@@ -3,6 +3,9 @@
 Where the installed kernels take page tables (FlashAttention 3, new cuDNN) they read the pool in place. Everywhere else
 the scattered pages are gathered token by token first, which costs one more pass over the context; the memory that this
 takes is bounded, since rows are attended in groups.
+
+Lengths and widths that a kernel is told are bounds, rounded up to powers of two: some (cuDNN) build a plan for every
+new one, which a context that grows with each decode step must not pay for each time.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class VarlenCall(Protocol):
     """Attention of packed rows of different lengths, with its natural log-sum-exp.
 
     query [n, heads, head_dim]; key and value [m, kv_heads, head_dim], or with ``pages`` the pool [pages, page_size,
-    kv_heads, head_dim]; ``ends_*`` int32 [rows + 1], from 0 on, equal objects for causal; ``most_*`` the longest row.
+    kv_heads, head_dim]; ``ends_*`` int32 [rows + 1], from 0 on, equal objects for causal; ``most_*``: no row is longer.
     """
 
     def __call__(
@@ -120,17 +123,23 @@ class VarlenKernel:
             if not len(lengths):
                 continue
             stop = start + int(lengths.sum())
-            most = int(lengths.max()), int(rows.cached[first:end].max())
-            groups.append(_Group(start, stop, *most, queries, keys[0], keys[1]))
+            # In place, a row may be as long as its block table is wide.
+            most_key = (
+                keys[0].shape[1] * rows.batch.page_size
+                if self._in_place
+                else power_of_two(int(rows.cached[first:end].max()))
+            )
+            most_query = power_of_two(int(lengths.max()))
+            groups.append(_Group(start, stop, most_query, most_key, queries, keys[0], keys[1]))
             start = stop
-        most_own = int(rows.own.max()) if len(rows.own) else 0
+        most_own = power_of_two(int(rows.own.max())) if len(rows.own) else 0
         return VarlenPlan(self._call, rows, self._in_place, own, most_own, tuple(groups))
 
     def _keys(self, rows: SplitRows, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Block table and cached tokens; or ends of the gathered keys, and the slots of K and then of V."""
         pages, cached = rows.pages[first:end], rows.cached[first:end]
         if self._in_place:
-            table = np.zeros((len(pages), max(map(len, pages), default=0)), np.int32)
+            table = np.zeros((len(pages), power_of_two(max(map(len, pages), default=0))), np.int32)
             for row, ids in enumerate(pages):
                 table[row, : len(ids)] = ids
             return table, cached
@@ -189,6 +198,11 @@ class VarlenPlan:
 def ends(lengths: np.ndarray) -> np.ndarray:
     """Where packed rows begin and end: int32 [rows + 1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(0, count - 1).bit_length()
 
 
 def token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
