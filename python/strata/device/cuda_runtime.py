@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from strata.device import kernels
 from strata.device.kernels import Kind, Layout
 from strata.errors import StrataError
 
@@ -49,6 +50,27 @@ class KernelCall:
     parts: int
     layers: int
     blocks: int
+
+    def prepared(self) -> tuple[str, tuple[npt.NDArray[np.void]]]:
+        """The kernel's name, for the widest words that everything is a multiple of, and its arguments. Raises
+        ConfigError for sizes and alignments that no kernel takes."""
+        width = kernels.word_bytes(
+            self.device_address, self.host_address, self.device_layout, self.host_layout
+        )
+        arguments = kernels.arguments(
+            self.kind,
+            self.device_address,
+            self.host_address,
+            self.device_layout,
+            self.host_layout,
+            self.device_pages,
+            self.host_pages,
+            self.count,
+            self.layer,
+            self.parts,
+            self.layers,
+        )
+        return kernels.kernel_name(self.kind, width, 32), arguments
 
 
 @dataclass(frozen=True)

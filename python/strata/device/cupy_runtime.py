@@ -175,23 +175,7 @@ class CupyRuntime:
 
     def launch(self, call: KernelCall, stream: Stream) -> None:
         """Queues a kernel."""
-        width = kernels.word_bytes(
-            call.device_address, call.host_address, call.device_layout, call.host_layout
-        )
-        name = kernels.kernel_name(call.kind, width, 32)
-        arguments = kernels.arguments(
-            call.kind,
-            call.device_address,
-            call.host_address,
-            call.device_layout,
-            call.host_layout,
-            call.device_pages,
-            call.host_pages,
-            call.count,
-            call.layer,
-            call.parts,
-            call.layers,
-        )
+        name, arguments = call.prepared()
         function = self._functions[name]
         # torch's streams come from torch.
         with self._streams.get(stream) or self._cupy_stream(stream):

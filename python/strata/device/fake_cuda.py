@@ -438,19 +438,6 @@ def _offset(layout: kernels.Layout, layer: int, part: int, page: int) -> int:
 
 
 def _run_kernel(cpu_kernels: CpuKernels, call: KernelCall) -> None:
-    width = kernels.word_bytes(call.device_address, call.host_address, call.device_layout, call.host_layout)
-    arguments = kernels.arguments(
-        call.kind,
-        call.device_address,
-        call.host_address,
-        call.device_layout,
-        call.host_layout,
-        call.device_pages,
-        call.host_pages,
-        call.count,
-        call.layer,
-        call.parts,
-        call.layers,
-    )
+    name, arguments = call.prepared()
     # Fewer threads than on a device: a grid is a loop here, and most of them would find nothing to do.
-    cpu_kernels.launch(kernels.kernel_name(call.kind, width, 32), call.blocks, arguments, threads=32)
+    cpu_kernels.launch(name, call.blocks, arguments, threads=32)
