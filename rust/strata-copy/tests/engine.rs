@@ -260,15 +260,18 @@ fn polite_backups_run_on_threads_of_their_own_that_loads_never_need() {
     assert_eq!(receiver.recv_timeout(PATIENCE).unwrap().id, TransferId(2), "a load waited for a backup");
     hold.release();
     assert_eq!(receiver.recv_timeout(PATIENCE).unwrap().id, TransferId(1));
-    // No other test has as many threads, so these two are this engine's; each has long begun or begins now.
+    // No other test has as many threads, so these two are this engine's. Each names itself, then sets its
+    // niceness, when it first runs, and on a busy machine that may be after all of the above.
     let deadline = Instant::now() + PATIENCE;
-    while niceness_of("strata-copy-12").iter().filter(|nice| **nice == 7).count() < 1 {
-        assert!(Instant::now() < deadline, "{:?}", niceness_of("strata-copy-12"));
+    loop {
+        let mut all = niceness_of("strata-copy-12");
+        all.sort_unstable();
+        if matches!(all[..], [plain, 7] if plain < 7) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{all:?}");
         std::thread::sleep(A_WHILE);
     }
-    let mut all = niceness_of("strata-copy-12");
-    all.sort_unstable();
-    assert_eq!((all.len(), all[1], all[0] < 7), (2, 7, true));
 }
 
 #[test]
