@@ -249,6 +249,14 @@ def test_what_can_never_fit_is_refused_with_both_numbers(make_engine: MakeEngine
         GenerationRequest([1], SamplingParams(temperature=float("nan"))),
         GenerationRequest([1], SamplingParams(top_p=0.0)),
         GenerationRequest([1], SamplingParams(top_k=-1)),
+        GenerationRequest([1], SamplingParams(min_p=1.5)),
+        GenerationRequest([1], SamplingParams(repetition_penalty=0.0)),
+        GenerationRequest([1], SamplingParams(presence_penalty=float("nan"))),
+        GenerationRequest([1], SamplingParams(frequency_penalty=2.5)),
+        GenerationRequest([1], SamplingParams(logit_bias=((97, 1.0),))),
+        GenerationRequest([1], SamplingParams(logit_bias=((3, float("inf")),))),
+        GenerationRequest([1], SamplingParams(logprobs=21)),
+        GenerationRequest([1], SamplingParams(prompt_logprobs=-1)),
         GenerationRequest([1], SamplingParams(max_tokens=3), priority=1 << 40),
         GenerationRequest([1], SamplingParams(max_tokens=3), cache_salt="\ud800"),
     ],
@@ -257,7 +265,7 @@ def test_bad_requests_leave_no_trace(make_engine: MakeEngine, request_: Generati
     engine = make_engine()
     with pytest.raises(RequestError):
         engine.submit(request_)
-    assert not engine._sequences, "a refused request is still counted as waiting"
+    assert not engine._answers.sequences, "a refused request is still counted as waiting"
     assert len(ask(engine, PROMPT, 2).tokens) == 2
 
 
@@ -339,7 +347,7 @@ class BrokenDetokenizer:
 def test_an_answer_without_text_ends_alone(make_engine: MakeEngine, served: ServedModel) -> None:
     engine = make_engine()
     broken, good = submit(engine, PROMPT, 12), submit(engine, [5, *PROMPT], 12)
-    engine._sequences[broken.request_id].text._detokenizer = BrokenDetokenizer()
+    engine._answers.sequences[broken.request_id].text._detokenizer = BrokenDetokenizer()
     with pytest.raises(StrataError, match="cannot be turned into text"):
         read(broken)
     assert_exact(served.model, [5, *PROMPT], read(good))

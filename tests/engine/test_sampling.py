@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine import Engine, GenerationRequest, SamplingParams, ServedModel
+from strata.engine.logit_rules import Row
 from strata.engine.sampler import sample_rows
 from strata.engine.text import StoppingText
 
@@ -22,7 +25,7 @@ class CharacterTokenizer:
 
     eos_token_ids = frozenset({5})
 
-    def detokenizer(self) -> CharacterDetokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> CharacterDetokenizer:
         return CharacterDetokenizer()
 
 
@@ -101,7 +104,10 @@ def test_top_k_and_top_p_bound_every_token(make_engine: MakeEngine, served: Serv
 def test_frequencies_follow_the_softmax() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5]], dtype=torch.float64)
     params, draws = SamplingParams(temperature=0.8), 4000
-    tokens = [sample_rows(logits.clone(), [params], [9], [place], [frozenset()])[0] for place in range(draws)]
+    tokens = [
+        sample_rows(logits.clone(), [Row(params, seed=9, output=[0] * place)])[0].token_id
+        for place in range(draws)
+    ]
     found = np.bincount(tokens, minlength=5) / draws
     due = (logits[0] / 0.8).softmax(-1).numpy()
     # Fixed seeds: five standard deviations are no matter of luck.
@@ -174,6 +180,37 @@ def test_stop_texts(make_engine: MakeEngine, texted: ServedModel) -> None:
         assert (text, reason) == (whole[: whole.index(stop)], "stop")
         assert len(tokens) == whole.index(stop) + len(stop)
     assert stream_text(engine, stop=(whole[25:] + "!",))[:2] == (whole, "length"), "held-back text was lost"
+
+
+def test_a_stop_text_may_be_part_of_the_answer(make_engine: MakeEngine, texted: ServedModel) -> None:
+    engine = make_engine(served=texted)
+    whole, _, _ = stream_text(engine)
+    text, reason, _ = stream_text(engine, stop=(whole[4:7],), include_stop=True)
+    assert (text, reason) == (whole[: whole.index(whole[4:7]) + 3], "stop")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.7, "seed": 5, "temperature": 0.9},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5},
+        {"logit_bias": ((7, 9.0), (11, -20.0)), "min_p": 0.05, "seed": 8, "temperature": 1.2},
+    ],
+)
+def test_options_hold_whatever_runs_beside(make_engine: MakeEngine, options: dict[str, Any]) -> None:
+    plain = ask(make_engine(), PROMPT, 24).tokens
+    alone = ask(make_engine(), PROMPT, 24, logprobs=2, **options)
+    assert alone.tokens != plain, "the option changes nothing: no test"
+    crowded = make_engine(sizes=Sizes(device=20, host=40, disk_bytes=0))
+    streams = []
+    for index in range(12):
+        prompt, own = (PROMPT, options) if index == 6 else ([index, *PROMPT[index:]], {})
+        params = SamplingParams(max_tokens=24, logprobs=2, **own)
+        streams.append(crowded.submit(GenerationRequest(prompt, params)))
+    answers = [read(stream) for stream in streams]
+    assert answers[6].tokens == alone.tokens
+    assert crowded.stats()["preemptions"] > 0, "nobody was preempted: the pool is too large for this test"
+    wait_idle(crowded)
 
 
 def test_a_stop_text_before_min_tokens_is_text(make_engine: MakeEngine, texted: ServedModel) -> None:

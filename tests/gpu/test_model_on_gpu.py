@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine_harness import Sizes, engine_of, tiny_served, wait_idle
@@ -15,6 +16,7 @@ from gpu_proof.budget import Budget
 from gpu_proof.logits import CHUNKS, VOCABULARY, logits_error, paged_logits, small_model
 from gpu_proof.tiers import TIERS, TierSettings, measure_tiers
 from strata.engine import SamplingParams
+from strata.engine.logit_rules import Row
 from strata.engine.sampler import sample_rows
 from strata.errors import ModelError
 from strata.models import ModelConfig, tiny_random_model
@@ -82,14 +84,16 @@ def test_pages_of_a_bfloat16_model_keep_their_bytes_in_every_tier() -> None:
 def test_sampling_is_that_of_the_cpu() -> None:
     logits = torch.randn(6, 500, generator=torch.Generator().manual_seed(4))
     params = [
-        SamplingParams(),
-        SamplingParams(temperature=0.8, top_p=0.9),
-        SamplingParams(temperature=1.0, top_k=7),
+        SamplingParams(logprobs=3),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.5),
+        SamplingParams(temperature=1.0, top_k=7, logit_bias=((3, 1.5),), min_p=0.01),
     ] * 2
-    arguments = (
-        params,
-        [5] * 6,
-        [0, 1, 2, 3, 4, 5],
-        [frozenset({int(logits[0].argmax())}), *[frozenset[int]()] * 5],
-    )
-    assert sample_rows(logits.cuda(), *arguments) == sample_rows(logits, *arguments)
+    rows = [Row(each, 5, [3, 8, 3, 9, 1][:place], [8, 7]) for place, each in enumerate(params)]
+    rows[0] = Row(params[0], banned=frozenset({int(logits[0].argmax())}))
+    rows[3] = Row(params[3], allowed=np.arange(500) % 3 == 0)
+    on_gpu, on_cpu = sample_rows(logits.cuda(), rows), sample_rows(logits, rows)
+    assert [each.token_id for each in on_gpu] == [each.token_id for each in on_cpu]
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        assert (one.logprob is None) == (other.logprob is None)
+        if one.logprob is not None and other.logprob is not None:
+            assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)

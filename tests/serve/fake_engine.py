@@ -21,6 +21,7 @@ from strata.engine.api import (
     GenerationRequest,
     Health,
     TierReport,
+    TokenLogprob,
     TokenSources,
     Usage,
     WaitingReport,
@@ -35,6 +36,8 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
+        self.template_takes_tools = True
+        self.template_marks_tool_calls = True
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
@@ -43,10 +46,23 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, token_ids))
 
+    def token_text(self, token_id: int) -> str:
+        return chr(token_id)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Any] = (),
+        **variables: Any,
     ) -> str:
-        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+        said = "".join(
+            f"<{message['role']}>{message['content']}"
+            + "".join(f"<call>{call['function']['arguments']}" for call in message.get("tool_calls", ()))
+            for message in messages
+        )
+        named = "".join(f"<tool>{tool['function']['name']}" for tool in tools)
+        return named + "".join(variables) + said + ("<assistant>" if add_generation_prompt else "")
 
 
 @dataclass
@@ -96,6 +112,23 @@ class FakeStream:
             self.abort_time = time.monotonic()
             self.aborted.set()
 
+    def _chunk(self, number: int, piece: str) -> Chunk:
+        """Every token has log probability -1, and -2, -3, ... follow as the likeliest others."""
+        sampling, prompt = self.request.sampling, self.request.prompt_token_ids
+
+        def scored(token: int, count: int) -> TokenLogprob:
+            others = tuple((ord("a") + place, -2.0 - place) for place in range(count))
+            return TokenLogprob(token, -1.0, others)
+
+        tokens = tuple(map(ord, piece))
+        logprobs: tuple[TokenLogprob, ...] = ()
+        prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+        if sampling.logprobs is not None:
+            logprobs = tuple(scored(token, sampling.logprobs) for token in tokens)
+        if sampling.prompt_logprobs is not None and number == 0:
+            prompt_logprobs = (None, *(scored(token, sampling.prompt_logprobs) for token in prompt[1:]))
+        return Chunk(piece, tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
     def _script(self) -> Iterator[tuple[float, Chunk | None]]:
         control = self.control
         for number, piece in enumerate(control.pieces):
@@ -104,7 +137,7 @@ class FakeStream:
             yield control.delay_s, None
             if self.aborted.is_set():
                 break
-            yield 0.0, Chunk(piece, tuple(map(ord, piece)))
+            yield 0.0, self._chunk(number, piece)
         while control.hold and not self.aborted.is_set():
             yield 0.01, None
         reason: FinishReason = "abort" if self.aborted.is_set() else control.finish_reason

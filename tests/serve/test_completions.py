@@ -177,17 +177,46 @@ def test_every_parameter_reaches_the_engine(served: RunningServer) -> None:
         "min_tokens": 3,
         "cache_salt": "tenant-a",
         "priority": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {"50": -100, "7": 2.5},
+        "logprobs": 2,
+        "echo": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
     }
     served.http.post("/v1/completions", json=body).raise_for_status()
     request = served.engine.streams[0].request
-    assert request.sampling == SamplingParams(7, 0.5, 0.9, 40, 11, ("\n", "END"), (2,), True, 3)
+    assert request.sampling == SamplingParams(
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        seed=11,
+        stop=("\n", "END"),
+        stop_token_ids=(2,),
+        ignore_eos=True,
+        min_tokens=3,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias=((50, -100.0), (7, 2.5)),
+        logprobs=2,
+        prompt_logprobs=2,
+        skip_special_tokens=False,
+        include_stop=True,
+    )
     assert (request.cache_salt, request.priority) == ("tenant-a", 5)
 
 
 def test_nulls_neutral_values_and_unknown_fields_are_tolerated(served: RunningServer) -> None:
     names = (
         "model max_tokens temperature top_p top_k seed stop stop_token_ids ignore_eos min_tokens stream "
-        "stream_options cache_salt priority n logprobs echo logit_bias tools response_format presence_penalty"
+        "stream_options cache_salt priority n logprobs echo logit_bias tools response_format presence_penalty "
+        "max_completion_tokens best_of min_p repetition_penalty frequency_penalty suffix truncate_prompt_tokens"
     )
     nulls = dict.fromkeys(names.split())
     neutral = {

@@ -40,12 +40,49 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
             "messages",
             "4096",
         ),
-        ("/v1/completions", {"prompt": "x", "n": 2}, 400, "n", "n=2 is not supported"),
-        ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo", "not supported"),
-        ("/v1/completions", {"prompt": "x", "logprobs": 0}, 400, "logprobs", "not supported"),
-        ("/v1/completions", {"prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
-        ("/v1/completions", {"prompt": "x", "frequency_penalty": 0.5}, 400, "frequency_penalty", "send 0"),
-        ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ("/v1/completions", {"prompt": "x", "n": 0}, 400, "n", "greater than or equal to 1"),
+        ("/v1/completions", {"prompt": "x", "n": 2, "best_of": 3}, 400, "best_of", "equal to n"),
+        ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", 'send ""'),
+        ("/v1/completions", {"prompt": "x", "logprobs": 21}, 400, "logprobs", "less than or equal to 20"),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias", "equal to 100"),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "valid integer"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "frequency_penalty": 2.5},
+            400,
+            "frequency_penalty",
+            "equal to 2",
+        ),
+        ("/v1/completions", {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", "than 0"),
+        ("/v1/completions", {"prompt": "x", "min_p": 1.1}, 400, "min_p", "less than or equal to 1"),
+        ("/v1/completions", {"prompt": "x", "use_beam_search": True}, 400, "use_beam_search", "send false"),
+        ("/v1/completions", {"prompt": "x", "allowed_token_ids": [1]}, 400, "allowed_token_ids", "send null"),
+        ("/v1/completions", {"prompt": [2**40]}, 400, "prompt", "less than"),
+        ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs"),
+        ("/v1/chat/completions", {**CHAT, "functions": [{}]}, 400, "functions", "send []"),
+        ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice", "'auto' or 'none'"),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "chat_template_kwargs": {"tools": []}},
+            400,
+            "chat_template_kwargs",
+            "names tools",
+        ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+                ]
+            },
+            400,
+            "messages",
+            "no JSON",
+        ),
+        ("/tokenize", {}, 400, "prompt", "Field required"),
+        ("/tokenize", {"messages": []}, 400, "messages", "at least 1"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens", "greater than or equal to 0"),
+        ("/detokenize", {"tokens": [1], "model": "gpt-9"}, 404, "model", "not served"),
         ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature", "greater than or equal"),
         ("/v1/completions", {"prompt": "x", "top_p": 0}, 400, "top_p", "greater than 0"),
         (
@@ -53,7 +90,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
             {"prompt": "x", "max_tokens": 0},
             400,
             "max_tokens",
-            "greater than or equal to 1",
+            "at least one token, or set echo",
         ),
         ("/v1/completions", {"prompt": "x", "stop": ["a", ""]}, 400, "stop", "empty text"),
         ("/v1/completions", {"prompt": "x", "min_tokens": 17}, 400, "min_tokens", "min_tokens 17 is more"),
@@ -82,6 +119,42 @@ def test_refusals(
     assert error["param"] == param
     assert words in error["message"]
     assert served.engine.streams == []
+
+
+def test_a_model_without_tools_says_so(served: RunningServer) -> None:
+    served.engine.tokenizer.template_takes_tools = False
+    body = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    answer = served.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "no place for tools" in answer.json()["error"]["message"]
+    assert served.http.post("/v1/chat/completions", json={**body, "tool_choice": "none"}).status_code == 200
+
+
+def test_a_method_that_a_route_does_not_have(served: RunningServer) -> None:
+    answer = served.http.get("/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "use POST" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"prompt": "x", "model": "\\ud800"}',
+        b'{"prompt": "x", "suffix": "\\ud800"}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "presence_penalty": NaN}',
+        b'{"prompt": "x", "logit_bias": {"3": Infinity}}',
+        b'{"prompt": "x", "max_tokens": 1e400}',
+        b'{"prompt": "x", "logit_bias": {"\\ud800": 1}}',
+        b'{"prompt": ' + b"[" * 100_000 + b"}",
+    ],
+)
+def test_bytes_that_mean_nothing_are_no_defect(served: RunningServer, content: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = served.http.post("/v1/completions", content=content, headers=headers)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
@@ -181,6 +254,7 @@ def test_a_defect_is_a_500_without_details(served: RunningServer, monkeypatch: p
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text
+    assert answer.headers["x-request-id"]
 
 
 class TestKey:

@@ -21,8 +21,13 @@ FinishReason = Literal["stop", "length", "abort"]
 class SamplingParams:
     """How the next token is chosen, and when to stop.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 keep every token. `seed` None draws one at random. With the
-    same seed the same text comes out, whatever else is in the batch. `stop` texts are not part of the output.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 keep every token. `seed` None draws one at random.
+    With the same seed the same text comes out, whatever else is in the batch. `stop` texts are not part of the output
+    unless `include_stop`. `repetition_penalty` counts the tokens of prompt and answer, `presence_penalty` and
+    `frequency_penalty` those of the answer alone; `logit_bias` adds to the logits of token ids. With `logprobs` each
+    token comes with its log probability and those of so many likeliest tokens, by the model's own distribution, before
+    all that changes it. With `prompt_logprobs` the prompt's tokens have them too: such a prompt is computed in full
+    and its KV is not kept.
     """
 
     max_tokens: int = 256
@@ -34,6 +39,15 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+    include_stop: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,13 +98,28 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A token with its natural log probability, and the likeliest ones in its place as (id, log probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """A piece of a stream. `text` never ends inside a character. `usage` is set on the last chunk."""
+    """A piece of a stream. `text` never ends inside a character. `usage` is set on the last chunk.
+
+    `logprobs` has one entry for each of `token_ids` if the request asked for them. `prompt_logprobs` comes with the
+    first token: one entry for each token of the prompt, None for the first, which nothing predicts.
+    """
 
     text: str
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
 class RequestStream(Protocol):

@@ -12,29 +12,22 @@ import time
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from strata._core import LayerHold, Plan, Refusal, Runtime
 from strata.config import StrataConfig
 from strata.device.cuda_runtime import CudaRuntime
 from strata.device.cupy_runtime import CupyRuntime
+from strata.engine.answers import Answers
 from strata.engine.api import (
     TIERS,
-    Chunk,
     GenerationRequest,
     Health,
     RequestStream,
-    SamplingParams,
     TierReport,
-    TokenSources,
     WaitingReport,
 )
 from strata.engine.device_tier import CpuTier, CudaTier, DeviceTier, LoadFailedError
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
 from strata.engine.runtime_options import PoolSizes, device_memory, runtime_options
-from strata.engine.sampler import sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
 from strata.engine.step import LOAD_TIMEOUT_S, STEP_TIMEOUT_S, run_step
@@ -42,6 +35,7 @@ from strata.engine.step_clock import StepClock
 from strata.engine.step_log import StepLog, header_of
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
+from strata.engine.validation import checked_prompt
 from strata.engine.warm_up import warm_up
 from strata.errors import CapacityError, RequestError, StorageError, StrataError
 
@@ -51,10 +45,6 @@ _POLL_S = 0.2
 _WARM_UP_S = 60.0
 _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
-_RATE_WEIGHT = 0.3
-"""Weight of the newest prefill step in the running estimate of tokens a second."""
-_HIGHEST_PRIORITY = 2**31 - 1
-_GREEDY = SamplingParams()
 _DEVICE_LOST = "the device is lost: restart the server"
 
 
@@ -112,17 +102,13 @@ class Engine:
         self.max_context = min(model.config.context_length, device_tokens)
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)
-        self._lock = threading.Lock()
-        self._sequences: dict[int, Sequence] = {}
-        self._last_tokens: dict[int, int] = {}
+        self._answers = Answers(config.scheduler.max_running, config.scheduler.max_waiting)
         self._numbers = itertools.count(1)
         self._epoch = 0
-        self._prefill_rate: float | None = None
         self._forwards = {"prefill": 0, "decode": 0}
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._warm = threading.Event()
-        self._draining = False
         self._shutdown_report: dict[str, int] = {}
         self._shut_down = threading.Event()
         self._thread = threading.Thread(target=self._run, name="strata-engine", daemon=True)
@@ -140,82 +126,34 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
-        prompt = self._validate(request)
+        prompt = checked_prompt(request, self._served.model.config.vocab_size, self.max_context)
         self._check_alive()
         sampling = request.sampling
         eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
-        detokenizer = self.tokenizer.detokenizer() if self.tokenizer else _TokenTextless()
+        skipping = sampling.skip_special_tokens
+        detokenizer = self.tokenizer.detokenizer(skipping) if self.tokenizer else _TokenTextless()
         number = next(self._numbers)
         stream = Stream(number, self._abort, self._is_alive)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        sequence = Sequence(
-            request, stream, StoppingText(detokenizer, sampling.stop), seed & (2**64 - 1), stops
-        )
-        most = self.config.scheduler.max_running + self.config.scheduler.max_waiting
-        with self._lock:
-            if self._draining:
-                raise CapacityError("the server is shutting down: try again in a minute")
-            if len(self._sequences) >= most:
-                raise CapacityError(
-                    f"{len(self._sequences)} requests are running or waiting (--max-running + --max-waiting "
-                    f"= {most}): try again later"
-                )
-            self._sequences[number] = sequence
+        text = StoppingText(detokenizer, sampling.stop, sampling.include_stop)
+        self._answers.add(number, Sequence(request, stream, text, seed & (2**64 - 1), stops))
+        salt, keep = request.cache_salt, request.cache_write
+        if sampling.prompt_logprobs is not None:
+            # Every position has to be computed: in a namespace of its own nothing is found, and nothing is left there.
+            salt, keep = f"prompt logprobs {secrets.token_hex(16)}", False
         try:
-            self._runtime.submit(
-                number, prompt, sampling.max_tokens, request.cache_salt, request.priority, request.cache_write
-            )
+            self._runtime.submit(number, prompt, sampling.max_tokens, salt, request.priority, keep)
         except BaseException:
-            with self._lock:
-                self._sequences.pop(number, None)
+            self._answers.remove(number)
             raise
         return stream
 
-    def _validate(self, request: GenerationRequest) -> npt.NDArray[np.uint32]:
-        """The prompt as Core takes it. Raises RequestError for what can never be answered."""
-        sampling = request.sampling
-        prompt = np.asarray(request.prompt_token_ids)
-        if not len(prompt):
-            raise RequestError("the prompt is empty: send at least one token")
-        if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-            raise RequestError("the prompt must be a list of token ids, all of them integers")
-        vocabulary = self._served.model.config.vocab_size
-        outside = (prompt < 0) | (prompt >= vocabulary)
-        if outside.any():
-            worst = prompt[outside][0]
-            raise RequestError(f"token id {worst} is outside the model's vocabulary of {vocabulary}")
-        if not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1:
-            raise RequestError(
-                f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}"
-            )
-        if not all(isinstance(stop, str) for stop in sampling.stop):
-            raise RequestError(f"stop must be a list of texts, got {sampling.stop!r}")
-        if not isinstance(request.priority, int) or abs(request.priority) > _HIGHEST_PRIORITY:
-            raise RequestError(
-                f"priority must be a whole number from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}, "
-                f"got {request.priority!r}"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in request.cache_salt):
-            raise RequestError("cache_salt holds half a surrogate pair: it must be valid Unicode text")
-        if len(prompt) + sampling.max_tokens > self.max_context + 1:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
-                f"{self.max_context + 1} fit (context of the model, or --device-memory): shorten either"
-            )
-        if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
-            raise RequestError(
-                "temperature and top_k must be at least 0 and top_p between 0 and 1, "
-                f"got {sampling.temperature}, {sampling.top_k}, {sampling.top_p}"
-            )
-        return prompt.astype(np.uint32)
-
     def _abort(self, number: int) -> None:
-        with self._lock:
-            sequence = self._sequences.pop(number, None)
+        sequence = self._answers.remove(number)
         if sequence is None:
             return
-        sequence.end("", (), "abort", sequence.usage(self._prefill_rate))
+        sequence.end("", (), "abort", sequence.usage(self._answers.prefill_rate))
         if self._is_alive():
             self._runtime.abort(number)
 
@@ -243,17 +181,21 @@ class Engine:
                 _log.exception("the engine has stopped")
         finally:
             self._warm.set()
-            self._end_all(self._failure or "the engine was shut down")
+            self._answers.end_all(self._failure or "the engine was shut down")
 
     def _carry_out(self, plan: Plan) -> None:
         if plan.epoch < self._epoch:
             return
         started, was_loading = time.monotonic(), plan.loading
         try:
-            logits, stalled = run_step(self._served.model, self._tier, plan, self._last_tokens)
-            tokens = self._sample(plan, logits)
+            model, answers = self._served.model, self._answers
+            scored = answers.scored_rows(plan)
+            step = run_step(model, self._tier, plan, answers.last_tokens, scored)
+            sampled = answers.sample(plan, step.logits)
+            if scored:
+                answers.score(plan, scored, step.scored, model.project_to_vocabulary)
             self._tier.confirm_loads(plan, LOAD_TIMEOUT_S)
-            if not tokens:
+            if not sampled:
                 # No token brought the host up to the device: see how far behind that is.
                 self._tier.wait_step_before(STEP_TIMEOUT_S)
         except LoadFailedError as error:
@@ -265,102 +207,25 @@ class Engine:
             self._discard(plan, "step")
             return
         self._forwards["prefill" if plan.is_prefill else "decode"] += 1
+        stalled = step.stalled_s
         took = time.monotonic() - started - stalled
         busy = self._clock.busy_s(took, plan.samples, was_loading)
         if plan.is_prefill:
-            self._measure(sum(plan.query_lengths), busy)
-        self._note_sources(plan)
-        self._report(plan, tokens, busy, stalled)
-        self._step_log.note(plan, started, len(tokens), busy, stalled)
+            answers.measure(sum(plan.query_lengths), busy)
+        answers.note_sources(plan)
+        taken = answers.take(plan, sampled)
+        self._runtime.plan_done(plan.id, taken.tokens, taken.ended, busy, stalled)
+        answers.send(taken.chunks)
+        self._step_log.note(plan, started, len(sampled), busy, stalled)
 
     def _discard(self, plan: Plan, why: str) -> None:
         self._clock.failed()
         self._epoch = plan.epoch + 1
         self._runtime.plan_failed(plan.id, why)
 
-    def _measure(self, tokens: int, seconds: float) -> None:
-        # Small chunks pay the weights' streaming, not the tokens' compute: no measure of what a prompt costs.
-        if tokens >= 64 and seconds > 0:
-            rate = tokens / seconds
-            old = self._prefill_rate
-            self._prefill_rate = rate if old is None else old + _RATE_WEIGHT * (rate - old)
-
-    def _note_sources(self, plan: Plan) -> None:
-        for row, device, host, disk, computed, preemptions in plan.admitted:
-            sequence = self._sequences.get(plan.requests[row])
-            if sequence is None:
-                continue
-            sequence.preemptions = preemptions
-            # A request that comes back after a preemption finds its own pages: the first admission counts.
-            if sequence.sources is None:
-                sequence.sources = TokenSources(device, host, disk, computed)
-
-    def _sample(self, plan: Plan, logits: torch.Tensor) -> dict[int, int]:
-        """The next token of each request whose row asks for one."""
-        requests = [number for number, sample in zip(plan.requests, plan.samples, strict=True) if sample]
-        # A request that was aborted meanwhile still gets a token: Core may not have heard of the abort.
-        sequences = [self._sequences.get(number) for number in requests]
-        tokens = sample_rows(
-            logits,
-            [sequence.request.sampling if sequence else _GREEDY for sequence in sequences],
-            [sequence.seed if sequence else 0 for sequence in sequences],
-            [sequence.generated if sequence else 0 for sequence in sequences],
-            [sequence.banned if sequence else frozenset() for sequence in sequences],
-        )
-        return dict(zip(requests, tokens, strict=True))
-
-    def _report(self, plan: Plan, tokens: dict[int, int], busy: float, stalled: float) -> None:
-        finished: set[int] = set()
-        chunks: list[tuple[Sequence, Chunk]] = []
-        for number, token in tokens.items():
-            self._last_tokens[number] = token
-            sequence = self._sequences.get(number)
-            if sequence is None:
-                continue
-            try:
-                text, reason = sequence.take(token)
-            except Exception as error:  # noqa: BLE001 - one answer's text must not end the others
-                _log.exception("request %d cannot be turned into text", number)
-                self._give_up(number, StrataError(f"the answer cannot be turned into text: {error}"))
-                finished.add(number)
-                continue
-            usage = sequence.usage(self._prefill_rate) if reason else None
-            chunks.append((sequence, Chunk(text, (token,), reason, usage)))
-            if reason is not None:
-                finished.add(number)
-        rows = plan.requests
-        sampled, ended = [tokens.get(number) for number in rows], [number in finished for number in rows]
-        self._runtime.plan_done(plan.id, sampled, ended, busy, stalled)
-        self._stream(chunks)
-        keep = tokens.keys() | self._sequences.keys()
-        self._last_tokens = {number: token for number, token in self._last_tokens.items() if number in keep}
-
-    def _stream(self, chunks: list[tuple[Sequence, Chunk]]) -> None:
-        for sequence, chunk in chunks:
-            number = sequence.stream.request_id
-            with self._lock:
-                # Popped by an abort in the meantime: its stream has ended already.
-                living = self._sequences.get(number) is sequence
-                if living and chunk.finish_reason is not None:
-                    del self._sequences[number]
-            if living:
-                sequence.stream.put(chunk)
-
     def _refuse(self, refusal: Refusal) -> None:
         kinds = {"invalid": RequestError, "busy": CapacityError}
-        self._give_up(refusal.request, kinds.get(refusal.kind, StorageError)(refusal.reason))
-
-    def _give_up(self, number: int, error: StrataError) -> None:
-        with self._lock:
-            sequence = self._sequences.pop(number, None)
-        if sequence is not None:
-            sequence.stream.put(error)
-
-    def _end_all(self, reason: str) -> None:
-        with self._lock:
-            sequences, self._sequences = list(self._sequences.values()), {}
-        for sequence in sequences:
-            sequence.stream.put(StrataError(f"the engine has stopped: {reason}"))
+        self._answers.give_up(refusal.request, kinds.get(refusal.kind, StorageError)(refusal.reason))
 
     # --- looking at it, from any thread -----------------------------------------------------------------------
 
@@ -388,7 +253,7 @@ class Engine:
             problems.append(f"the disk tier is {problem}")
         elif engine is None and problem is not None and not problem.startswith(OFF_BY_CHOICE):
             problems.append(f"the disk tier is off: {problem}")
-        ready = alive and self._warm.is_set() and not self._draining
+        ready = alive and self._warm.is_set() and not self._answers.draining
         return Health(alive, ready, tuple(problems))
 
     def waiting(self) -> list[WaitingReport]:
@@ -400,7 +265,7 @@ class Engine:
         flat = dict(self._runtime.stats())
         flat["prefill_forwards"] = float(self._forwards["prefill"])
         flat["decode_forwards"] = float(self._forwards["decode"])
-        flat["prefill_tokens_per_s"] = self._prefill_rate or 0.0
+        flat["prefill_tokens_per_s"] = self._answers.prefill_rate or 0.0
         flat["page_bytes"] = float(self._sizes.page_bytes)
         return flat
 
@@ -496,16 +361,14 @@ class Engine:
     def shutdown(self, drain_s: float = 30.0, demote_s: float = 30.0) -> dict[str, int]:
         """Ends: finishes running requests within `drain_s` seconds, moves pages to disk within `demote_s`, syncs.
         Idempotent; the second call returns the first one's report."""
-        with self._lock:
-            first, self._draining = not self._draining, True
-        if not first:
+        if not self._answers.drain():
             self._shut_down.wait(drain_s + demote_s + 2 * _JOIN_S)
             return self._shutdown_report
         try:
             deadline = time.monotonic() + drain_s
-            while self._sequences and self._is_alive() and time.monotonic() < deadline:
+            while self._answers.sequences and self._is_alive() and time.monotonic() < deadline:
                 time.sleep(0.02)
-            for number in list(self._sequences):
+            for number in list(self._answers.sequences):
                 self._abort(number)
             if self._is_alive() and "disk" in self._enabled(TIERS):
                 self._shutdown_report = self._move_to_disk(demote_s)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from strata.engine.api import Chunk, FinishReason, GenerationRequest, TokenSources, Usage
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.api import Chunk, FinishReason, GenerationRequest, TokenLogprob, TokenSources, Usage
+from strata.engine.logit_rules import Row
+from strata.engine.sampler import Sampled
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
 
 
 @dataclass
 class Sequence:
-    """State of a request that the engine has not finished."""
+    """State of a request that the engine has not finished. A preemption leaves it as it is: the request's pages go,
+    its tokens stay."""
 
     request: GenerationRequest
     stream: Stream
@@ -22,27 +30,65 @@ class Sequence:
     submitted: float = field(default_factory=time.monotonic)
     sources: TokenSources | None = None
     first_token: float | None = None
-    generated: int = 0
+    output: list[int] = field(default_factory=list)
+    prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
+    """By the position of the token that is predicted."""
     preemptions: int = 0
 
     @property
-    def banned(self) -> frozenset[int]:
-        """Tokens that may not be chosen now: no end before `min_tokens`."""
-        return self.stop_token_ids if self.generated < self.request.sampling.min_tokens else frozenset()
+    def generated(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.output)
 
-    def take(self, token: int) -> tuple[str, FinishReason | None]:
-        """Takes a sampled token in. Returns the text to show and why the answer ends, if it does."""
-        self.generated += 1
+    @cached_property
+    def _distinct_prompt(self) -> npt.NDArray[np.int64]:
+        return np.unique(np.asarray(self.request.prompt_token_ids, np.int64))
+
+    def row(self) -> Row:
+        """What the next token depends on. No end before `min_tokens`."""
+        params = self.request.sampling
+        banned = self.stop_token_ids if self.generated < params.min_tokens else frozenset()
+        if params.repetition_penalty == 1.0:
+            return Row(params, self.seed, self.output, banned=banned)
+        return Row(params, self.seed, self.output, self._distinct_prompt, banned)
+
+    def add_prompt_logprobs(self, position: int, found: SequenceOf[TokenLogprob]) -> None:
+        """Takes in those of the prompt tokens from `position` on; once more after a preemption."""
+        self.prompt_logprobs.update(enumerate(found, position))
+
+    def take(self, sampled: Sampled, prefill_rate: float | None) -> Chunk:
+        """Takes a sampled token in. Returns the chunk to send: the text to show, and why the answer ends, if it does.
+        `prefill_rate` as in `usage`."""
+        first = not self.output
+        self.output.append(sampled.token_id)
         if self.first_token is None:
             self.first_token = time.monotonic()
+        text, reason = self._text(sampled.token_id)
+        return Chunk(
+            text,
+            (sampled.token_id,),
+            reason,
+            self.usage(prefill_rate) if reason else None,
+            (sampled.logprob,) if sampled.logprob else (),
+            self._whole_prompt_logprobs() if first else (),
+        )
+
+    def _text(self, token: int) -> tuple[str, FinishReason | None]:
+        params = self.request.sampling
         if token in self.stop_token_ids:
             return self.text.finish(), "stop"
-        shown, stopped = self.text.push(token, self.generated >= self.request.sampling.min_tokens)
+        shown, stopped = self.text.push(token, self.generated >= params.min_tokens)
         if stopped:
             return shown, "stop"
-        if self.generated >= self.request.sampling.max_tokens:
+        if self.generated >= params.max_tokens:
             return shown + self.text.finish(), "length"
         return shown, None
+
+    def _whole_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        if self.request.sampling.prompt_logprobs is None:
+            return ()
+        found, self.prompt_logprobs = self.prompt_logprobs, {}
+        return (None, *(found[position] for position in range(1, len(self.request.prompt_token_ids))))
 
     def usage(self, prefill_rate: float | None) -> Usage:
         """What the request cost; `prefill_rate` is in tokens a second, if one was measured yet."""

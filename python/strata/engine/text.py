@@ -15,10 +15,12 @@ class Detokenizer(Protocol):
 
 
 class StoppingText:
-    """Releases text as soon as it cannot be the beginning of a stop text any more."""
+    """Releases text as soon as it cannot be the beginning of a stop text any more. With `include_stop` the answer ends
+    with the stop text that ended it."""
 
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], include_stop: bool = False) -> None:
         self._detokenizer = detokenizer
+        self._include_stop = include_stop
         self._stops = [stop for stop in stops if stop]
         self._pending = ""
 
@@ -40,11 +42,11 @@ class StoppingText:
 
     def _take(self, piece: str) -> tuple[str, bool]:
         text = self._pending + piece
-        found = [text.find(stop) for stop in self._stops]
-        first = min((place for place in found if place >= 0), default=-1)
-        if first >= 0:
+        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
             self._pending = ""
-            return text[:first], True
+            first, stop = min(found)
+            return text[: first + len(stop)] if self._include_stop else text[:first], True
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._pending = text[len(text) - held :]
         return text[: len(text) - held], False

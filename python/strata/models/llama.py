@@ -112,7 +112,16 @@ class CausalLM:
     def forward(
         self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]
     ) -> torch.Tensor:
-        """Logits [R, vocab_size] of ``batch.logits_rows``, float32 or wider, on the model's device.
+        """Logits [R, vocab_size] of ``batch.logits_rows``, float32 or wider, on the model's device. Arguments as for
+        `hidden_states`."""
+        return self.project_to_vocabulary(self.hidden_states(batch, pool, wait_layer))
+
+    @torch.inference_mode()
+    def hidden_states(
+        self, batch: ForwardBatch, pool: torch.Tensor, wait_layer: Callable[[int], None]
+    ) -> torch.Tensor:
+        """What `project_to_vocabulary` turns into logits: the last hidden states [R, hidden_size] of
+        ``batch.logits_rows``, in the model's dtype.
 
         ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once
         a layer, in order, before the layer reads cached context; whatever it raises ends the forward.
@@ -129,13 +138,13 @@ class CausalLM:
             cached[1].index_copy_(0, slot_mapping, value)
             if index == last and not len(logits_rows):
                 wait_layer(index)
-                return cos.new_empty(0, self.config.vocab_size)
+                return hidden[:0]
             attended = plan.attend(query, key, value, cached, partial(wait_layer, index)).flatten(1)
             if index == last:
                 attended, hidden = attended[logits_rows], hidden[logits_rows]
             hidden = hidden + layer.attention_output(attended)
             hidden += self._mlp(layer, hidden)
-        return self.project_to_vocabulary(hidden)
+        return hidden
 
     def reference_forward(self, tokens: list[int] | torch.Tensor) -> torch.Tensor:
         """Logits [N, vocab_size] of a whole sequence in plain arithmetic: the oracle of the tests."""
@@ -146,6 +155,7 @@ class CausalLM:
         angles = positions.to(self._rope_frequencies.dtype)[:, None, None] * self._rope_frequencies
         return angles.cos(), angles.sin()
 
+    @torch.inference_mode()
     def project_to_vocabulary(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and logits [R, vocab_size] of hidden states [R, hidden_size], float32 or wider."""
         # The vocabulary may be the embedding too, so this norm keeps its weights.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
@@ -23,6 +24,16 @@ from strata.models.config import ModelConfig, read_json
 REPLACEMENT_CHARACTER = "\ufffd"
 # An unfinished UTF-8 sequence has at most three bytes, and decoders show at most one replacement for each.
 LONGEST_UNFINISHED = 3
+_TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a template may raise over messages and tools that it was not written for."""
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -34,7 +45,10 @@ class Tokenizer:
         self._special_tokens = {
             role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)
         }
-        self._template = _compile_template(settings.get("chat_template"))
+        self._template_source = _template_source(settings.get("chat_template"))
+        self._template = _compile_template(self._template_source)
+        self._template_variables = _variables_of(self._template, self._template_source)
+        self._token_texts: dict[int, str] = {}
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         highest = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
         if highest >= config.vocab_size:
@@ -54,14 +68,39 @@ class Tokenizer:
         """Whether the folder brings a chat template."""
         return self._template is not None
 
+    @property
+    def template_takes_tools(self) -> bool:
+        """Whether the chat template shows the model which tools there are."""
+        return "tools" in self._template_variables
+
+    @property
+    def template_marks_tool_calls(self) -> bool:
+        """Whether the model was taught to call tools as `<tool_call>{...}</tool_call>`, in the way of Hermes."""
+        return "<tool_call>" in self._template_source
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``. Rendered chat templates hold their special tokens: pass False for them."""
+        """Token ids of ``text``. Rendered chat templates hold their special tokens: pass False for them. Raises
+        RequestError for a text that is no valid Unicode."""
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            raise RequestError(
+                "the text holds half a surrogate pair (\\ud800 to \\udfff): send valid Unicode"
+            )
         ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; bytes that are no UTF-8 become U+FFFD."""
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token in the middle of others, special tokens included; bytes that are no UTF-8 become
+        U+FFFD."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            # Some decoders drop the space at a text's beginning: the second of two is not the beginning.
+            one, two = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
+            text = self._token_texts[token_id] = two[len(one) :]
         return text
 
     def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
@@ -82,7 +121,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, "tools": None, "documents": None, **variables},
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
 
@@ -152,10 +191,20 @@ def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
-def _compile_template(template: Any) -> jinja2.Template | None:
+def _template_source(template: Any) -> str:
+    """The chat template as text; empty if there is none."""
     if isinstance(template, list):
         named = {item["name"]: item["template"] for item in template}
         template = named.get("default", next(iter(named.values()), None))
+    return template or ""
+
+
+def _variables_of(template: jinja2.Template | None, source: str) -> set[str]:
+    """What the chat template reads of what it is given."""
+    return jinja2.meta.find_undeclared_variables(template.environment.parse(source)) if template else set()
+
+
+def _compile_template(template: str) -> jinja2.Template | None:
     if not template:
         return None
     environment = ImmutableSandboxedEnvironment(

@@ -13,7 +13,9 @@ from strata.serve.chat import chat_router
 from strata.serve.completions import completions_router
 from strata.serve.errors import add_error_handlers
 from strata.serve.metrics import HttpMetrics, ServerMetrics
+from strata.serve.request_id import RequestIds
 from strata.serve.service import Service
+from strata.serve.tokens import tokens_router
 
 
 def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
@@ -23,9 +25,11 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     app.state.service = service
     app.include_router(completions_router(service))
     app.include_router(chat_router(service))
+    app.include_router(tokens_router(service))
     app.include_router(admin_router(service))
     add_error_handlers(app)
     if config.server.api_key:
         app.add_middleware(BearerAuth, api_key=config.server.api_key)
     app.add_middleware(HttpMetrics, metrics=service.metrics)
+    app.add_middleware(RequestIds)
     return app

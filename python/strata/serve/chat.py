@@ -3,51 +3,128 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic import Field
 from starlette.responses import Response
 
+from strata.engine.api import Chunk, TokenLogprob
+from strata.serve.errors import ApiError
 from strata.serve.generation import Answer, respond
-from strata.serve.protocol import ChatBody
+from strata.serve.logprobs import chat_logprobs, token_text_of
+from strata.serve.messages import Conversation
+from strata.serve.protocol import MOST_LOGPROBS, GenerationBody
+from strata.serve.request_id import current_request_id
 from strata.serve.service import Service
+from strata.serve.tool_calls import ToolCall, ToolCallParser
+
+
+class ChatBody(GenerationBody, Conversation):
+    """The body of `POST /v1/chat/completions`."""
+
+    prompt_field = "messages"
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+
+    def refuse_unsupported(self) -> None:
+        """Also what makes no sense in a chat alone."""
+        super().refuse_unsupported()
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs needs logprobs; set it to true as well"
+            raise ApiError(400, message, "invalid_value", "top_logprobs")
+
+    def logprob_counts(self) -> tuple[int | None, int | None]:
+        """A chat's prompt has no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None, None
+
+
+@dataclass
+class _Choice:
+    """What one streamed choice has said so far."""
+
+    parser: ToolCallParser | None
+    role_said: bool = False
+    calls_said: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of tokens whose text is still held back."""
 
 
 class ChatDialect:
-    """OpenAI's `chat.completion` and `chat.completion.chunk` objects; always one choice."""
+    """OpenAI's `chat.completion` and `chat.completion.chunk` objects; `n` choices."""
 
-    def __init__(self, model: str, streamed: bool) -> None:
+    def __init__(self, model: str, body: ChatBody, tokenizer: Any) -> None:
         self._frame = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if streamed else "chat.completion",
+            "id": f"chatcmpl-{current_request_id()}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": model,
         }
+        self._body = body
+        self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
+        self._parses_calls = body.offers_tools() and tokenizer.template_marks_tool_calls
+        self._choices: dict[int, _Choice] = {}
 
     def frame(self) -> dict[str, Any]:
         """What every object of this answer has beside its choices."""
         return self._frame
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(answer.text)},
-                "logprobs": None,
-                "finish_reason": answer.finish_reason,
-            }
-            for index, answer in enumerate(answers)
-        ]
-        return {**self._frame, "choices": choices}
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """One choice that is not streamed."""
+        text, calls = self._parsed(self._new_choice(), "".join(answer.text), ends=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message = {**message, "content": text or None, "tool_calls": [call.body() for call in calls]}
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": self._logprobs(answer.logprobs),
+            "finish_reason": _reason(answer.finish_reason, bool(calls)),
+        }
 
-    def piece(self, index: int, text: str, finish_reason: str | None, first: bool) -> dict[str, Any]:
-        """One streamed piece; the first names the role."""
-        delta = {"role": "assistant", "content": text} if first else {"content": text}
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._frame, "choices": [choice]}
+    def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
+        """One streamed piece, once there is something to show; the first names the role."""
+        choice = self._choices.setdefault(answer.index, self._new_choice())
+        text, calls = self._parsed(choice, chunk.text, ends=chunk.finish_reason is not None)
+        choice.logprobs += chunk.logprobs
+        if not text and not calls and not chunk.finish_reason:
+            return None
+        delta: dict[str, Any] = {} if choice.role_said else {"role": "assistant"}
+        choice.role_said = True
+        if text or not calls:
+            delta["content"] = text
+        if calls:
+            numbered = enumerate(calls, choice.calls_said)
+            delta["tool_calls"] = [{"index": index, **call.body()} for index, call in numbered]
+            choice.calls_said += len(calls)
+        logprobs, choice.logprobs = choice.logprobs, []
+        return {
+            "index": answer.index,
+            "delta": delta,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": _reason(chunk.finish_reason, choice.calls_said > 0),
+        }
+
+    def _new_choice(self) -> _Choice:
+        return _Choice(ToolCallParser() if self._parses_calls else None)
+
+    def _parsed(self, choice: _Choice, text: str, ends: bool) -> tuple[str, list[ToolCall]]:
+        if choice.parser is None:
+            return text, []
+        shown, calls = choice.parser.push(text)
+        if ends:
+            rest, last = choice.parser.finish()
+            return shown + rest, calls + last
+        return shown, calls
+
+    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
+        return chat_logprobs(entries, self._text_of) if self._body.logprobs else None
+
+
+def _reason(finish_reason: str | None, called: bool) -> str | None:
+    return "tool_calls" if called and finish_reason == "stop" else finish_reason
 
 
 def chat_router(service: Service) -> APIRouter:
@@ -57,14 +134,14 @@ def chat_router(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers the last message of a chat."""
+        tokenizer = service.engine.tokenizer
 
         def tokenize() -> list[list[int]]:
-            tokenizer = service.engine.tokenizer
-            text = tokenizer.apply_chat_template([message.for_template() for message in body.messages])
             # The template has written the special tokens already.
-            return [list(tokenizer.encode(text, add_special_tokens=False))]
+            special = bool(body.add_special_tokens)
+            return [list(tokenizer.encode(body.prompt(tokenizer), add_special_tokens=special))]
 
-        dialect = ChatDialect(service.model_name, bool(body.stream))
+        dialect = ChatDialect(service.model_name, body, tokenizer)
         return await respond(service, request, body, tokenize, None, dialect)
 
     return router

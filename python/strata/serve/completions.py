@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from strata.engine.api import Chunk
 from strata.serve.generation import Answer, respond
+from strata.serve.logprobs import LogprobColumns, token_text_of
 from strata.serve.protocol import COMPLETION_MAX_TOKENS, CompletionBody
+from strata.serve.request_id import current_request_id
 from strata.serve.service import Service
 
 
 class CompletionDialect:
-    """OpenAI's `text_completion` objects; one choice a prompt."""
+    """OpenAI's `text_completion` objects; `n` choices a prompt. With `echo` a choice begins with its prompt."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, body: CompletionBody, tokenizer: Any) -> None:
         self._frame = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{current_request_id()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
         }
+        self._body = body
+        self._tokenizer = tokenizer
+        self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
+        self._columns: dict[int, LogprobColumns] = {}
+        """Of the choices that have begun."""
 
     def frame(self) -> dict[str, Any]:
         """What every object of this answer has beside its choices."""
         return self._frame
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        choices = [
-            _choice(index, "".join(answer.text), answer.finish_reason) for index, answer in enumerate(answers)
-        ]
-        return {**self._frame, "choices": choices}
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """One choice that is not streamed."""
+        text = self._echo(answer) + "".join(answer.text)
+        columns = self._columns[answer.index]
+        if answer.prompt_logprobs:
+            columns.add(answer.prompt, answer.prompt_logprobs)
+        columns.add([entry.token_id for entry in answer.logprobs], answer.logprobs)
+        return self._choice(answer.index, text, answer.finish_reason)
 
-    def piece(self, index: int, text: str, finish_reason: str | None, first: bool) -> dict[str, Any]:
-        """One streamed piece."""
-        return {**self._frame, "choices": [_choice(index, text, finish_reason)]}
+    def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
+        """One streamed piece, once there is something to show."""
+        text = self._echo(answer)
+        columns = self._columns[answer.index]
+        if chunk.prompt_logprobs:
+            columns.add(answer.prompt, chunk.prompt_logprobs)
+        if not answer.silent:
+            text += chunk.text
+            columns.add([entry.token_id for entry in chunk.logprobs], chunk.logprobs)
+        if not text and not chunk.finish_reason:
+            return None
+        return self._choice(answer.index, text, chunk.finish_reason)
 
+    def _echo(self, answer: Answer) -> str:
+        """What a choice shows before its answer; once."""
+        if answer.index in self._columns:
+            return ""
+        self._columns[answer.index] = LogprobColumns(self._text_of)
+        if not self._body.echo:
+            return ""
+        prompt = self._body.prompts()[answer.index // self._body.choices()]
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return text
 
-def _choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+        logprobs = self._columns[index].take()
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -53,12 +83,18 @@ def completions_router(service: Service) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continues one or several prompts."""
+        tokenizer = service.engine.tokenizer
 
         def tokenize() -> list[list[int]]:
-            encode = service.engine.tokenizer.encode
-            return [list(encode(prompt)) if isinstance(prompt, str) else prompt for prompt in body.prompts()]
+            special = body.add_special_tokens is not False
+            return [
+                list(tokenizer.encode(prompt, add_special_tokens=special))
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in body.prompts()
+            ]
 
-        dialect = CompletionDialect(service.model_name)
+        dialect = CompletionDialect(service.model_name, body, tokenizer)
         return await respond(service, request, body, tokenize, COMPLETION_MAX_TOKENS, dialect)
 
     return router

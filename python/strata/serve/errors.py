@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import groupby
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from strata.errors import CapacityError, RequestError, StrataError
+from strata.serve.request_id import HEADER, current_request_id
 
 _log = logging.getLogger("strata.serve")
 _RETRY_AFTER_S = "1"
@@ -31,9 +33,11 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         """The JSON object, in OpenAI's shape."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        # What clients sent may be quoted in it, and may be no valid text.
+        message = str(self).encode("utf-8", "replace").decode()
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         """The whole HTTP answer."""
@@ -81,7 +85,8 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         return ApiError(
             400, f"the body is not valid JSON: {first['ctx']['error']}", "invalid_json"
         ).response()
-    where = [str(part) for part in first["loc"] if part != "body"]
+    # A body that may have one of two forms names the form before the field, by the field that decides it.
+    where = [part for part, _ in groupby(str(part) for part in first["loc"] if part != "body")]
     if not where:
         return ApiError(
             400, "the body must be a JSON object, sent with `Content-Type: application/json`"
@@ -92,11 +97,17 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, message).response()
+    allowed = (error.headers or {}).get("Allow")
+    response = ApiError(error.status_code, f"{message}; use {allowed}" if allowed else message).response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _on_defect(request: Request, error: Exception) -> JSONResponse:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return ApiError(
-        500, f"internal error ({type(error).__name__}); the server's log has the details"
-    ).response()
+    request_id = current_request_id()
+    _log.error("%s %s failed (request %s)", request.method, request.url.path, request_id, exc_info=error)
+    sentence = f"internal error ({type(error).__name__}); the server's log has the details"
+    response = ApiError(500, sentence).response()
+    # Starlette answers this one outside of every middleware.
+    response.headers[HEADER] = request_id
+    return response

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from strata.engine.api import Chunk, GenerationRequest, RequestStream, TokenSources, Usage
+from strata.engine.api import Chunk, GenerationRequest, RequestStream, TokenLogprob, Usage
 from strata.errors import StrataError
 from strata.serve import request_log
 from strata.serve.disconnect import unless_client_leaves
@@ -26,36 +26,52 @@ from strata.serve.errors import ApiError, api_error_of
 from strata.serve.protocol import GenerationBody
 from strata.serve.service import Service
 from strata.serve.sse import DONE, EventStreamResponse, event
+from strata.serve.usage import tokens_so_far, usage_body
 
 _CLIENT_LEFT_STATUS = 499  # nobody reads it; it is what logs and metrics call such a request
 
 
 @dataclass
 class Answer:
-    """One stream, as far as it was read."""
+    """One choice: its prompt, its stream, and what was read of it. `silent` ones show their prompt alone."""
 
+    index: int
+    prompt: list[int]
+    stream: RequestStream
+    first_of_prompt: bool
+    silent: bool = False
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Takes the next chunk in."""
-        self.text.append(chunk.text)
+        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.usage = chunk.usage or self.usage
+        if self.silent:
+            # The engine had to make one token, which nobody asked for.
+            self.usage = self.usage and replace(self.usage, completion_tokens=0)
+            return
+        self.text.append(chunk.text)
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
 
 
 class Dialect(Protocol):
     """How one of OpenAI's two protocols spells an answer."""
 
-    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """The whole answer, without usage."""
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """One choice, all of it."""
 
-    def piece(self, index: int, text: str, finish_reason: str | None, first: bool) -> dict[str, Any]:
-        """One piece of a streamed answer; `first` for the first of its choice."""
+    def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
+        """What a chunk that `answer` has just taken in adds to its streamed choice; None if that is nothing yet."""
 
     def frame(self) -> dict[str, Any]:
-        """What every piece has beside its choices."""
+        """What every object of an answer has beside its choices."""
 
 
 Tokenize = Callable[[], list[list[int]]]
@@ -71,36 +87,56 @@ async def respond(
     dialect: Dialect,
 ) -> Response:
     """Answers one request, streamed or not. `default_max_tokens` None means the rest of the context."""
-    streams = await service.call(_submit, service, body, tokenize, default_max_tokens)
+    answers = await service.call(_submit, service, body, tokenize, default_max_tokens)
+    streams = [answer.stream for answer in answers]
     service.streams.update(streams)
     if body.stream:
-        events = _events(service, streams, dialect, body.wants_usage_chunk)
+        events = _events(service, answers, dialect, body)
         return EventStreamResponse(events, on_end=partial(_end, service, streams))
     try:
-        stayed, answers = await unless_client_leaves(request.receive, _collect(service, streams))
+        stayed, _ = await unless_client_leaves(request.receive, _collect(service, answers))
     finally:
         _end(service, streams)
-    if not stayed or answers is None:
+    if not stayed:
         return Response(status_code=_CLIENT_LEFT_STATUS)
-    return JSONResponse({**dialect.whole(answers), "usage": usage_body(answers)})
+    if any(answer.prompt_logprobs for answer in answers):
+        # For a long prompt this is work of its own, and the event loop must go on for all others.
+        return await service.call(_whole, dialect, answers)
+    return _whole(dialect, answers)
+
+
+def _whole(dialect: Dialect, answers: Sequence[Answer]) -> Response:
+    choices = [dialect.whole(answer) for answer in answers]
+    return JSONResponse({**dialect.frame(), "choices": choices, "usage": usage_of(answers)})
 
 
 def _submit(
     service: Service, body: GenerationBody, tokenize: Tokenize, default_max_tokens: int | None
-) -> list[RequestStream]:
-    """Queues one request a prompt, all or none. Blocks; raises ApiError or StrataError."""
+) -> list[Answer]:
+    """Queues `n` requests a prompt, all or none. Blocks; raises ApiError or StrataError."""
     service.check_model(body.model)
     body.refuse_unsupported()
     service.check_alive()
     requests = [_request(service, body, ids, default_max_tokens) for ids in tokenize()]
-    streams: list[RequestStream] = []
+    choices = [(request, number) for request in requests for number in range(body.choices())]
+    answers: list[Answer] = []
     try:
-        for request in requests:
-            streams.append(service.engine.submit(request))
+        for request, number in choices:
+            stream = service.engine.submit(_with_own_seed(request, number))
+            prompt = list(request.prompt_token_ids)
+            answers.append(Answer(len(answers), prompt, stream, number == 0, body.token_limit() == 0))
     except StrataError:
-        _abort(streams)
+        _abort([answer.stream for answer in answers])
         raise
-    return streams
+    return answers
+
+
+def _with_own_seed(request: GenerationRequest, number: int) -> GenerationRequest:
+    """With a seed, several choices for one prompt would all be the same one."""
+    seed = request.sampling.seed
+    if seed is None or number == 0:
+        return request
+    return replace(request, sampling=replace(request.sampling, seed=seed + number))
 
 
 def _request(
@@ -119,7 +155,8 @@ def _request(
             body.prompt_field,
         )
     room = context - len(ids)
-    limit = body.token_limit() or min(default_max_tokens or room, room)
+    asked = body.token_limit()
+    limit = min(default_max_tokens or room, room) if asked is None else max(asked, 1)
     if limit > room:
         raise ApiError(
             400,
@@ -133,30 +170,30 @@ def _request(
     return GenerationRequest(ids, body.sampling(limit), body.cache_salt or "", body.priority or 0, keep)
 
 
-async def _collect(service: Service, streams: Sequence[RequestStream]) -> list[Answer]:
+async def _collect(service: Service, answers: Sequence[Answer]) -> None:
     """Every stream to its end."""
-    answers = [Answer() for _ in streams]
-    async with aclosing(_pieces(service, streams)) as pieces:
-        async for index, chunk in pieces:
-            answers[index].add(chunk)
-    return answers
+    async with aclosing(_pieces(service, answers)) as pieces:
+        async for answer, chunk in pieces:
+            answer.add(chunk)
 
 
 async def _events(
-    service: Service, streams: Sequence[RequestStream], dialect: Dialect, wants_usage_chunk: bool
+    service: Service, answers: Sequence[Answer], dialect: Dialect, body: GenerationBody
 ) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer. An error after the start can only be an event itself."""
-    answers = [Answer() for _ in streams]
-    extra = {"usage": None} if wants_usage_chunk else {}
+    extra: dict[str, Any] = {"usage": None} if body.wants_usage_chunk else {}
     try:
-        async with aclosing(_pieces(service, streams)) as pieces:
-            async for index, chunk in pieces:
-                first = not answers[index].text
-                if chunk.text or chunk.finish_reason:
-                    answers[index].add(chunk)
-                    yield event({**dialect.piece(index, chunk.text, chunk.finish_reason, first), **extra})
-        if wants_usage_chunk:
-            yield event({**dialect.frame(), "choices": [], "usage": usage_body(answers)})
+        async with aclosing(_pieces(service, answers)) as pieces:
+            async for answer, chunk in pieces:
+                answer.add(chunk)
+                choice = dialect.piece(answer, chunk)
+                if choice is None:
+                    continue
+                if body.wants_running_usage:
+                    extra = {"usage": tokens_so_far(len(answer.prompt), len(answer.token_ids))}
+                yield event({**dialect.frame(), "choices": [choice], **extra})
+        if body.wants_usage_chunk:
+            yield event({**dialect.frame(), "choices": [], "usage": usage_of(answers)})
     except StrataError as error:
         yield event(api_error_of(error).body())
     except ApiError as error:
@@ -164,15 +201,13 @@ async def _events(
     yield DONE
 
 
-async def _pieces(
-    service: Service, streams: Sequence[RequestStream]
-) -> AsyncGenerator[tuple[int, Chunk], None]:
-    """(index, chunk) of all streams as they come. Aborts what has not ended when it is closed or fails.
+async def _pieces(service: Service, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Chunk], None]:
+    """(answer, chunk) of all streams as they come. Aborts what has not ended when it is closed or fails.
 
     Raises ApiError 503 when the engine, not the client, ended a request early: half an answer must not look
     whole.
     """
-    iterators = [stream.__aiter__() for stream in streams]
+    iterators = [answer.stream.__aiter__() for answer in answers]
     waiting = {asyncio.ensure_future(_next(iterator)): index for index, iterator in enumerate(iterators)}
     pieces = 0
     try:
@@ -186,13 +221,13 @@ async def _pieces(
                 else:
                     _finished(service, chunk)
                 pieces += 1
-                yield index, chunk
+                yield answers[index], chunk
     except (asyncio.CancelledError, GeneratorExit):
         service.metrics.cut.inc()
         request_log.log_cut(pieces)
         raise
     finally:
-        _abort(streams)
+        _abort([answer.stream for answer in answers])
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
@@ -226,31 +261,9 @@ def _abort(streams: Sequence[RequestStream]) -> None:
         stream.abort()
 
 
-def usage_body(answers: Sequence[Answer]) -> dict[str, Any]:
-    """OpenAI's usage object, with the tiers that the prompt tokens came from under `strata`.
-
-    Tokens and saved seconds are sums over the prompts; `ttft_s` is the longest.
-    """
-    usages = [answer.usage for answer in answers if answer.usage is not None]
-    sources = TokenSources(
-        device=sum(usage.sources.device for usage in usages),
-        host=sum(usage.sources.host for usage in usages),
-        disk=sum(usage.sources.disk for usage in usages),
-        computed=sum(usage.sources.computed for usage in usages),
+def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
+    """`usage` of a whole answer: each prompt counts once, however many choices it has."""
+    return usage_body(
+        [answer.usage for answer in answers if answer.usage is not None and answer.first_of_prompt],
+        [answer.usage for answer in answers if answer.usage is not None],
     )
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
-    completion_tokens = sum(usage.completion_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sources.cached},
-        "strata": {
-            "device": sources.device,
-            "host": sources.host,
-            "disk": sources.disk,
-            "computed": sources.computed,
-            "ttft_s": round(max((usage.ttft_s for usage in usages), default=0.0), 6),
-            "saved_s": round(sum(usage.saved_s for usage in usages), 6),
-        },
-    }

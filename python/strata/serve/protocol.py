@@ -10,34 +10,41 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from strata.engine.api import SamplingParams
 from strata.serve.errors import ApiError
 
 COMPLETION_MAX_TOKENS = 16
+MOST_LOGPROBS = 20
 
 _NEUTRAL: dict[str, tuple[str, ...]] = {
-    "n": ("1",),
-    "best_of": ("1",),
-    "echo": ("false",),
     "suffix": ('""',),
-    "logprobs": ("false",),
-    "top_logprobs": ("0",),
-    "prompt_logprobs": ("0",),
-    "presence_penalty": ("0", "0.0"),
-    "frequency_penalty": ("0", "0.0"),
-    "repetition_penalty": ("1", "1.0"),
-    "min_p": ("0", "0.0"),
-    "logit_bias": ("{}",),
+    "prompt_logprobs": (),
+    "prompt_embeds": ("[]",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": ("false",),
+    "bad_words": ("[]",),
+    "allowed_token_ids": (),
+    "logits_processors": ("[]",),
     "response_format": ('{"type": "text"}',),
-    "tools": ("[]",),
     "functions": ("[]",),
+    "function_call": ('"none"', '"auto"'),
+    "documents": ("[]",),
+    "modalities": ('["text"]',),
+    "continue_final_message": ("false",),
+    "chat_template": (),
+    "echo": ("false",),
 }
 """Fields that Strata does not act on, with the JSON values (beside null) that ask for nothing. Another value
 is refused: an answer that silently disregards it would be wrong."""
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(fail_fast=True)]
+_MOST_CHOICES = 128
+_HIGHEST_TOKEN = 2**31
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=_HIGHEST_TOKEN)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=_HIGHEST_TOKEN, strict=True)]], Field(fail_fast=True)]
 
 
 def _prompt_kind(prompt: Any) -> str:
@@ -59,10 +66,16 @@ Prompt = Annotated[
 ]
 
 
+def _false_is_none(value: Any) -> Any:
+    """Some clients send the chats' spelling of no log probabilities."""
+    return None if value is False else value
+
+
 class StreamOptions(BaseModel):
     """What a stream carries beside the text."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(BaseModel):
@@ -73,20 +86,37 @@ class GenerationBody(BaseModel):
     """The field that errors about the prompt's length name."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    n: int | None = Field(None, ge=1, le=_MOST_CHOICES)
+    best_of: int | None = Field(None, ge=1, le=_MOST_CHOICES)
+    temperature: Finite | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: Finite | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: int | None = None
     cache_write: bool | None = None
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every piece of the stream says how many tokens there are so far."""
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -98,14 +128,32 @@ class GenerationBody(BaseModel):
         for name, value in (self.model_extra or {}).items():
             if value is None or name not in _NEUTRAL or json.dumps(value) in _NEUTRAL[name]:
                 continue
-            remedy = f"leave it out or send {_NEUTRAL[name][0]}"
+            remedy = f"leave it out or send {(*_NEUTRAL[name], 'null')[0]}"
             raise ApiError(
                 400, f"{name}={json.dumps(value)[:80]} is not supported; {remedy}", "unsupported_value", name
             )
+        if self.best_of is not None and self.best_of != self.choices():
+            message = f"best_of={self.best_of} is not supported; leave it out or make it equal to n"
+            raise ApiError(400, message, "unsupported_value", "best_of")
+        if self.token_limit() == 0 and not self.may_be_silent():
+            message = "max_tokens is 0: ask for at least one token, or set echo to get the prompt back"
+            raise ApiError(400, message, "invalid_value", "max_tokens")
+
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    def may_be_silent(self) -> bool:
+        """Whether an answer without any token makes sense."""
+        return False
 
     def token_limit(self) -> int | None:
-        """The number of new tokens that the client asked for, if it did."""
-        return self.max_tokens
+        """The number of new tokens that the client asked for, if it did: the newer of the two names counts."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def logprob_counts(self) -> tuple[int | None, int | None]:
+        """How many alternatives each token of the answer and of the prompt come with; None for no log probability."""
+        return None, None
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """The engine's parameters. Raises ApiError 400."""
@@ -120,6 +168,7 @@ class GenerationBody(BaseModel):
         if self.min_tokens and self.min_tokens > max_tokens:
             message = f"min_tokens {self.min_tokens} is more than max_tokens {max_tokens}; lower it"
             raise ApiError(400, message, "invalid_value", "min_tokens")
+        logprobs, prompt_logprobs = self.logprob_counts()
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -130,6 +179,15 @@ class GenerationBody(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
             min_tokens=self.min_tokens or 0,
+            min_p=self.min_p or 0.0,
+            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias=tuple((self.logit_bias or {}).items()),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            skip_special_tokens=self.skip_special_tokens is not False,
+            include_stop=bool(self.include_stop_str_in_output),
         )
 
 
@@ -137,6 +195,16 @@ class CompletionBody(GenerationBody):
     """The body of `POST /v1/completions`: one prompt or several, as texts or token ids."""
 
     prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_false_is_none)] | None = None
+
+    def may_be_silent(self) -> bool:
+        """The prompt alone may be the answer."""
+        return bool(self.echo)
+
+    def logprob_counts(self) -> tuple[int | None, int | None]:
+        """With `echo` the prompt's tokens have theirs too."""
+        return self.logprobs, self.logprobs if self.echo else None
 
     def prompts(self) -> list[str] | list[list[int]]:
         """The prompts as a list; one choice comes back for each."""
@@ -144,44 +212,6 @@ class CompletionBody(GenerationBody):
         return (
             prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
         )
-
-
-class ContentPart(BaseModel):
-    """A part of a message's content; only text parts can be answered."""
-
-    type: str
-    text: str | None = None
-
-
-class ChatMessage(BaseModel):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """Role and text as the chat template takes them. Raises ApiError 400 for parts that are not text."""
-        role = "system" if self.role == "developer" else self.role  # OpenAI's newer name for the same thing
-        if not isinstance(self.content, list):
-            return {"role": role, "content": self.content or ""}
-        for part in self.content:
-            if part.type != "text":
-                message = f"a content part of type {part.type!r} is not supported; send parts of type 'text'"
-                raise ApiError(400, message, "unsupported_value", "messages")
-        return {"role": role, "content": "".join(part.text or "" for part in self.content)}
-
-
-class ChatBody(GenerationBody):
-    """The body of `POST /v1/chat/completions`."""
-
-    prompt_field = "messages"
-
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-
-    def token_limit(self) -> int | None:
-        """`max_completion_tokens`, or its older name `max_tokens`."""
-        return self.max_completion_tokens or self.max_tokens
 
 
 class ResizeBody(BaseModel):

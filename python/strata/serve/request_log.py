@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from strata.engine.api import TIERS, Usage
+from strata.serve.request_id import current_request_id
 
 _log = logging.getLogger("strata.serve")
 
@@ -23,12 +24,16 @@ def request_line(usage: Usage) -> str:
 
 def log_finished(usage: Usage) -> None:
     """Says that a request was answered."""
-    _log.info("%s", request_line(usage))
+    _log.info("%s | id %s", request_line(usage), current_request_id())
 
 
 def log_cut(pieces: int) -> None:
     """Says that an answer was not sent to its end."""
-    _log.info("cut after %d pieces: the client left, or the server is stopping; aborted", pieces)
+    _log.info(
+        "cut after %d pieces: the client left, or the server is stopping; aborted | id %s",
+        pieces,
+        current_request_id(),
+    )
 
 
 def _seconds(value: float) -> str:

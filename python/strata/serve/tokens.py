@@ -1,0 +1,82 @@
+"""`POST /tokenize` and `/detokenize`, in the shape that vLLM gave them: for clients that count or send token ids."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Discriminator, Tag
+
+from strata.serve.messages import Conversation
+from strata.serve.protocol import TokenIds
+from strata.serve.service import Service
+
+
+class TokenizeText(BaseModel):
+    """A text to tokenise, by default as a completion's prompt would be."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def token_ids(self, tokenizer: Any) -> list[int]:
+        """Blocks; to be called in a worker thread."""
+        return list(tokenizer.encode(self.prompt, add_special_tokens=self.add_special_tokens is not False))
+
+
+class TokenizeChat(Conversation):
+    """A chat to tokenise, as `/v1/chat/completions` would."""
+
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def token_ids(self, tokenizer: Any) -> list[int]:
+        """Blocks; to be called in a worker thread. Raises ApiError 400 or RequestError."""
+        text = self.prompt(tokenizer)
+        return list(tokenizer.encode(text, add_special_tokens=bool(self.add_special_tokens)))
+
+
+def _kind(body: Any) -> str:
+    return "messages" if isinstance(body, dict) and "messages" in body else "prompt"
+
+
+TokenizeBody = Annotated[
+    Annotated[TokenizeText, Tag("prompt")] | Annotated[TokenizeChat, Tag("messages")], Discriminator(_kind)
+]
+
+
+class DetokenizeBody(BaseModel):
+    """The body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+def tokens_router(service: Service) -> APIRouter:
+    """The routes, bound to a service."""
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """The token ids of a text or a chat, and how many there are."""
+        service.check_model(body.model)
+        tokenizer = service.engine.tokenizer
+
+        def answer() -> dict[str, Any]:
+            ids = body.token_ids(tokenizer)
+            texts = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
+            length = service.engine.max_context
+            return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts}
+
+        return await service.call(answer)
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """The text of token ids, special tokens included."""
+        service.check_model(body.model)
+        text = await service.call(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return {"prompt": text}
+
+    return router
