@@ -121,6 +121,33 @@ def test_the_choice_is_made_for_each_page_size() -> None:
     ]
 
 
+def test_kernels_serve_a_windowed_model_until_a_context_outgrows_its_window() -> None:
+    """Then plain attention does, for the layers that have a window; a kernel never sees one."""
+    kernel = SplitAttention(VarlenKernel(varlen, in_place=True))
+    model = tiny_random_model(1, layers=2, windows=(8, None))
+    chosen = ProvenAttention(model.config, torch.float64, CPU, [("all", lambda device: kernel)], as_fast)
+    model.attention = chosen
+    runner = PagedRunner(model, page_size=4, pages=32)
+    row = runner.row(list(range(30)))
+    planned, found = [], []
+    plan = chosen.plan
+
+    def noting(batch: AttentionBatch) -> PlannedAttention:
+        result = plan(batch)
+        planned.append((batch.window, chosen.name))
+        return result
+
+    chosen.plan = noting  # type: ignore[method-assign]
+    for count in (8, 12, 1):
+        found += runner.step([(row, count)])
+    torch.testing.assert_close(torch.cat(found), model.reference_forward(row.tokens)[:21], rtol=0, atol=1e-9)
+    in_place = (None, "torch varlen, pages in place")
+    assert planned == [in_place, (8, "plain"), in_place, (8, "plain"), in_place]
+    batch, _ = trial(PLACE, (1,), (5,))
+    with pytest.raises(ModelError, match="knows no sliding window"):
+        kernel.plan(replace(batch, window=3))
+
+
 @pytest.mark.parametrize(
     ("seconds", "place"),
     [([1.0], 0), ([20.0, 1.0], 0), ([20.1, 1.0], 1), ([1.0, 500.0], 0), ([90.0, 30.0, 1.0, 2.0], 2)],

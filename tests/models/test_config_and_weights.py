@@ -51,7 +51,7 @@ def open_weights(folder: Path, config: ModelConfig) -> WeightFiles:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"num_key_value_heads": 3}, "3 KV heads"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_runner import PagedRunner
 
-from strata.models import ForwardBatch, attention, tiny_random_model
+from strata.models import ForwardBatch, attention, tiny_random_model, windows
 
 TOLERANCE = 1e-9
 
@@ -47,11 +47,14 @@ def test_chunks_equal_the_whole(page_size: int, consecutive: bool, chunk: int) -
     assert_same(torch.cat(found), model.reference_forward(tokens))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_mixed_rows_equal_their_references(data: st.DataObject) -> None:
-    model = tiny_random_model(seed=3)
+    window = st.sampled_from([None, 1, 2, 5, 16])
+    layers = data.draw(st.just(()) | st.tuples(window, window, window))
+    model = tiny_random_model(seed=3, windows=layers, query_key_norm=data.draw(st.booleans()))
     page_size = data.draw(st.sampled_from([1, 4, 16]))
+    block_bound = data.draw(st.sampled_from([1, 3, windows.BLOCK_TOKENS]))
     # A small bound makes short rows take the roads of long ones: runs read in place, parts merged.
     attention_bound = data.draw(st.sampled_from([1, 8, attention.MINIMUM_RUN_TOKENS]))
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
@@ -62,6 +65,7 @@ def test_mixed_rows_equal_their_references(data: st.DataObject) -> None:
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "MINIMUM_RUN_TOKENS", attention_bound)
+        patch.setattr(windows, "BLOCK_TOKENS", block_bound)
         while any(row.computed < len(row.tokens) for row in rows):
             unfinished = [index for index, row in enumerate(rows) if row.computed < len(row.tokens)]
             chosen = data.draw(st.lists(st.sampled_from(unfinished), min_size=1, unique=True))
@@ -83,6 +87,21 @@ def test_long_runs_and_scattered_pages_are_merged() -> None:
     row.pages = torch.cat([row.pages, torch.arange(100, 100 + 160 - len(row.pages))])
     found = [runner.step([(row, 900)])[0], runner.step([(row, 900)])[0], runner.step([(row, 1)])[0]]
     found += runner.step([(row, len(tokens) - row.computed)])
+    assert_same(torch.cat(found), model.reference_forward(tokens))
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+def test_a_long_window_over_longer_rows(consecutive: bool) -> None:
+    """Several blocks a chunk, masked edges, long runs in place whose ends lie within pages, and decodes of a long
+    window."""
+    window = attention.MINIMUM_RUN_TOKENS + 77
+    model = tiny_random_model(seed=4, layers=2, windows=(window, None))
+    tokens = tokens_of(5, 2 * window + 50)
+    runner = PagedRunner(model, page_size=16, pages=320)
+    row = runner.row(tokens, consecutive)
+    found = []
+    for count in (700, 900, 1, 1, len(tokens) - 1602):
+        found += runner.step([(row, count)])
     assert_same(torch.cat(found), model.reference_forward(tokens))
 
 

@@ -17,7 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
         prog="strata.cli.fetch_model", description="Make a model ready to serve."
     )
     parser.add_argument(
-        "--model", default=DEFAULT_MODEL, help="`default`, a Hugging Face folder or a .gguf file"
+        "--model",
+        default=DEFAULT_MODEL,
+        help="`default`, a Hugging Face folder, a .gguf file or a name on the hub",
     )
     parser.add_argument("--cache-dir", type=Path, default=None, help="default: the user's cache folder")
     options = parser.parse_args(arguments)

@@ -48,7 +48,10 @@ class ModelOptions:
 
     model: str = field(
         default="default",
-        metadata=text("`default` (SmolLM2-135M-Instruct), a Hugging Face folder or a .gguf file"),
+        metadata=text(
+            "`default` (SmolLM2-135M-Instruct), a Hugging Face folder, a .gguf file, or a name on the hub: "
+            "org/name or org/name@revision"
+        ),
     )
     device: str = field(
         default="cpu",

@@ -56,5 +56,4 @@ def load_served_model(options: ModelOptions) -> ServedModel:
     automatic = "float32" if options.device == "cpu" else "bfloat16"
     dtype = automatic if options.dtype == "auto" else options.dtype
     loaded = load_model(options.model, dtype, options.device)
-    name = "SmolLM2-135M-Instruct" if options.model == "default" else loaded.path.name
-    return ServedModel(loaded.model, loaded.tokenizer, name, fingerprint_files(loaded.path))
+    return ServedModel(loaded.model, loaded.tokenizer, loaded.name, fingerprint_files(loaded.path))

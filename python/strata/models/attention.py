@@ -6,18 +6,20 @@ any cached page is needed (so a load hides behind them), then to the cached cont
 parts are merged by their log-sum-exp. Since cached keys carry their position already (rope is applied before
 they are stored), the order of cached tokens does not matter: long runs of consecutive pages are read in
 place, only the scattered rest is gathered. Decode rows with short contexts are gathered into one padded call,
-because there a call costs more than the copy.
+because there a call costs more than the copy. A row that has outgrown a sliding window is attended in blocks
+(`windows`), each of which reads what it sees of the pool, earlier tokens of its own chunk included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from strata.models.paged_attention import AttentionBatch
+from strata.models.windows import Block, blocks_of
 
 # A run shorter than this is cheaper to gather than to give a call of its own; so is a whole decode row.
 MINIMUM_RUN_TOKENS = 1024
@@ -26,17 +28,26 @@ _flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True)
+class Edge:
+    """Context of which each token sees another part: ``slots`` as `RowPlan.scattered`, ``mask`` [1, 1, M, n]."""
+
+    slots: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
 class RowPlan:
-    """One row that is attended on its own: tokens ``start:stop`` of the batch, and its cached context.
+    """A row, or a block of one, that is attended on its own: tokens ``start:stop`` of the batch, and their context.
 
     ``runs`` are (first slot, end slot) pairs read in place, ``scattered`` the remaining slots as indices into
-    the flattened K and V of one layer ([2 * n], K's first).
+    the flattened K and V of one layer ([2 * n], K's first). ``edge`` is what a sliding window shows in part.
     """
 
     start: int
     stop: int
     runs: tuple[tuple[int, int], ...]
     scattered: torch.Tensor | None
+    edge: Edge | None
 
 
 @dataclass(frozen=True)
@@ -79,78 +90,72 @@ class PlainAttention:
 
     def plan(self, batch: AttentionBatch) -> AttentionPlan:
         """As `PagedAttention` says."""
-        rows, decodes = plan_attention(
-            batch.query_lengths,
-            batch.context_lengths,
-            batch.page_tables,
-            batch.page_size,
-            batch.slots,
-            batch.dtype,
-            batch.device,
-        )
+        rows, decodes = plan_attention(batch)
         return AttentionPlan(rows, decodes, batch.scale)
 
 
-def plan_attention(
-    query_lengths: Sequence[int],
-    context_lengths: Sequence[int],
-    page_tables: Sequence[torch.Tensor],
-    page_size: int,
-    slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> tuple[tuple[RowPlan, ...], DecodePlan | None]:
-    """Choose for each row how its context is read; ``slots`` is the token capacity of the pool."""
+def plan_attention(batch: AttentionBatch) -> tuple[tuple[RowPlan, ...], DecodePlan | None]:
+    """Choose for each row how its context is read."""
     rows: list[RowPlan] = []
     decode_rows: list[int] = []
     decode_slots: list[np.ndarray] = []
     start = 0
-    for length, context, table in zip(query_lengths, context_lengths, page_tables, strict=True):
+    for length, context, table in zip(
+        batch.query_lengths, batch.context_lengths, batch.page_tables, strict=True
+    ):
         pages = table.numpy(force=True)
-        if length == 1 and context < MINIMUM_RUN_TOKENS:
-            decode_rows.append(start)
-            decode_slots.append(_token_slots(pages, page_size, context))
-        else:
-            # A decode row's own token is written before it is read, so it counts as cached.
-            cached = context if length == 1 else context - length
-            runs, scattered = _split_runs(pages, page_size, cached)
-            indices = _both_parts(scattered, slots, device) if len(scattered) else None
-            rows.append(RowPlan(start, start + length, runs, indices))
+        for block in blocks_of(length, context, batch.window):
+            # A single token is written before it is read, so it counts as cached.
+            if block.stop - block.start == 1 and block.seen[1] - block.seen[0] < MINIMUM_RUN_TOKENS:
+                decode_rows.append(start + block.start)
+                decode_slots.append(_token_slots(pages, batch.page_size, *block.seen))
+            else:
+                rows.append(_plan_row(batch, start, pages, block))
         start += length
-    decodes = _plan_decodes(decode_rows, decode_slots, slots, dtype, device) if decode_rows else None
+    decodes = _plan_decodes(batch, decode_rows, decode_slots) if decode_rows else None
     return tuple(rows), decodes
 
 
-def _token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
-    slots = pages[:, None].astype(np.int64) * page_size + np.arange(page_size)
-    return slots.reshape(-1)[:tokens]
+def _plan_row(batch: AttentionBatch, start: int, pages: np.ndarray, block: Block) -> RowPlan:
+    """A block of the row whose tokens begin at `start` of the batch."""
+    runs, scattered = _split_runs(pages, batch.page_size, *block.seen)
+    indices = _both_parts(scattered, batch.slots, batch.device) if len(scattered) else None
+    edge = None
+    if block.edge[0] < block.edge[1]:
+        slots = _token_slots(pages, batch.page_size, *block.edge)
+        edge = Edge(
+            _both_parts(slots, batch.slots, batch.device),
+            _mask(block.hidden_edge(), batch.dtype, batch.device)[None, None],
+        )
+    return RowPlan(start + block.start, start + block.stop, runs, indices, edge)
+
+
+def _token_slots(pages: np.ndarray, page_size: int, first: int, end: int) -> np.ndarray:
+    """Slots of context tokens ``first:end``."""
+    offset = first // page_size
+    slots = pages[offset : -(-end // page_size), None].astype(np.int64) * page_size + np.arange(page_size)
+    return slots.reshape(-1)[first - offset * page_size : end - offset * page_size]
 
 
 def _split_runs(
-    pages: np.ndarray, page_size: int, tokens: int
+    pages: np.ndarray, page_size: int, first: int, end: int
 ) -> tuple[tuple[tuple[int, int], ...], np.ndarray]:
-    """The first ``tokens`` tokens as long runs of slots, and the slots outside any long run."""
-    full, rest = divmod(tokens, page_size)
-    ordered = np.sort(pages[:full].astype(np.int64))
-    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
-    runs: list[tuple[int, int]] = []
-    scattered: list[np.ndarray] = []
-    for part in np.split(ordered, breaks) if full else []:
-        first, end = int(part[0]) * page_size, (int(part[-1]) + 1) * page_size
-        if end - first >= MINIMUM_RUN_TOKENS:
-            runs.append((first, end))
-        else:
-            scattered.append(np.arange(first, end))
-    if rest:
-        first = int(pages[full]) * page_size
-        if runs and runs[-1][1] == first:
-            runs[-1] = (runs[-1][0], first + rest)
-        else:
-            scattered.append(np.arange(first, first + rest))
-    if not runs and len(scattered) == 1:
-        only = scattered.pop()
-        runs.append((int(only[0]), int(only[-1]) + 1))
-    return tuple(runs), np.concatenate(scattered) if scattered else np.empty(0, np.int64)
+    """Context tokens ``first:end`` as long runs of slots, and the slots outside any long run."""
+    if first >= end:
+        return (), np.empty(0, np.int64)
+    # Page by page, in the order of the pool; the first and the last page may be there in part.
+    chosen = pages[first // page_size : -(-end // page_size)].astype(np.int64)
+    firsts, ends = chosen * page_size, (chosen + 1) * page_size
+    firsts[0] += first % page_size
+    ends[-1] -= -end % page_size
+    order = np.argsort(chosen)
+    firsts, ends = firsts[order], ends[order]
+    breaks = np.flatnonzero(firsts[1:] != ends[:-1]) + 1
+    starts, stops = firsts[np.r_[0, breaks]], ends[np.r_[breaks - 1, len(ends) - 1]]
+    long = (stops - starts >= MINIMUM_RUN_TOKENS) | (len(starts) == 1)
+    runs = tuple((int(start), int(stop)) for start, stop in zip(starts[long], stops[long], strict=True))
+    rest = [np.arange(start, stop) for start, stop in zip(starts[~long], stops[~long], strict=True)]
+    return runs, np.concatenate(rest) if rest else np.empty(0, np.int64)
 
 
 def _both_parts(slots: np.ndarray, capacity: int, device: torch.device) -> torch.Tensor:
@@ -158,9 +163,13 @@ def _both_parts(slots: np.ndarray, capacity: int, device: torch.device) -> torch
     return torch.from_numpy(np.concatenate([slots, slots + capacity])).to(device)
 
 
-def _plan_decodes(
-    rows: list[int], row_slots: list[np.ndarray], capacity: int, dtype: torch.dtype, device: torch.device
-) -> DecodePlan:
+def _mask(hidden: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What is added to scores: minus infinity where a key is hidden."""
+    blocked = torch.from_numpy(hidden)
+    return torch.zeros(blocked.shape, dtype=dtype).masked_fill_(blocked, float("-inf")).to(device)
+
+
+def _plan_decodes(batch: AttentionBatch, rows: list[int], row_slots: list[np.ndarray]) -> DecodePlan:
     lengths = np.array([len(slots) for slots in row_slots])
     longest = int(lengths.max())
     padded = np.empty((len(rows), longest), np.int64)
@@ -170,14 +179,10 @@ def _plan_decodes(
         padded[index, len(slots) :] = slots[0]
     mask = None
     if int(lengths.min()) < longest:
-        hidden = torch.from_numpy(np.arange(longest)[None, :] >= lengths[:, None])
-        mask = (
-            torch.zeros(hidden.shape, dtype=dtype)
-            .masked_fill_(hidden, float("-inf"))[:, None, None, :]
-            .to(device)
-        )
-    indices = torch.tensor(rows, device=device)
-    return DecodePlan(indices, _both_parts(padded.reshape(-1), capacity, device), mask, longest)
+        hidden = np.arange(longest)[None, :] >= lengths[:, None]
+        mask = _mask(hidden, batch.dtype, batch.device)[:, None, None, :]
+    indices = torch.tensor(rows, device=batch.device)
+    return DecodePlan(indices, _both_parts(padded.reshape(-1), batch.slots, batch.device), mask, longest)
 
 
 def attend(
@@ -221,22 +226,32 @@ def _attend_cached(
     query: torch.Tensor, cached: torch.Tensor, row: RowPlan, partial: Partial | None, scale: float
 ) -> torch.Tensor:
     """``partial`` merged with ``query`` [M, kv_heads, group, head_dim] over the row's cached context."""
+    if row.edge is not None:
+        found = _attend_edge(query, cached, row.edge, scale)
+        partial = found if partial is None else _merge(partial, found)
     parts = [cached[:, first:end] for first, end in row.runs]
     if row.scattered is not None:
         parts.append(_gather(cached, row.scattered))
-    if not parts:
-        assert partial is not None  # a row without cached context has tokens of its own
-        return partial[0]
     length, kv_heads, group, head_dim = query.shape
     # Without a mask, the query heads that share a KV head are simply more queries: no key is repeated.
-    folded = query.permute(1, 2, 0, 3).reshape(kv_heads, 1, group * length, head_dim)
+    folded = query.permute(1, 2, 0, 3).reshape(kv_heads, 1, group * length, head_dim) if parts else query
     for part in parts:
         keys, values = part.transpose(1, 2).unsqueeze(2).unbind(0)
         output, logsumexp = _flash(folded, keys, values, False, scale)
         found = output.view(kv_heads, group, length, head_dim), logsumexp.reshape(kv_heads, group, length)
         partial = found if partial is None else _merge(partial, found)
-    assert partial is not None
+    assert partial is not None  # a row without cached context has tokens of its own
     return partial[0]
+
+
+def _attend_edge(query: torch.Tensor, cached: torch.Tensor, edge: Edge, scale: float) -> Partial:
+    """``query`` [M, kv_heads, group, head_dim] over what its window shows in part."""
+    queries = query.permute(1, 2, 0, 3)
+    keys, values = _gather(cached, edge.slots).transpose(1, 2).unsqueeze(2).unbind(0)
+    group = queries.shape[1]
+    return _flash(
+        queries, keys.expand(-1, group, -1, -1), values.expand(-1, group, -1, -1), False, scale, edge.mask
+    )
 
 
 def _attend_decodes(

@@ -106,9 +106,14 @@ class ProvenAttention:
         self._tried = candidates() if tried is None else tried
         self._measure = measure or decode_seconds
         self._chosen: dict[int, PagedAttention] = {}
+        self._windowed = PlainAttention()
 
     def plan(self, batch: AttentionBatch) -> PlannedAttention:
         """As `PagedAttention` says."""
+        if batch.window is not None:
+            # The kernels know no window. They serve such a model's batches as long as no context outgrows it.
+            self.name = self._windowed.name
+            return self._windowed.plan(batch)
         chosen = self._chosen.get(batch.page_size)
         if chosen is None:
             pages = batch.slots // batch.page_size

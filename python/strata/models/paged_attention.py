@@ -1,8 +1,9 @@
 """What attention over paged K/V is to the decoder: planned once a batch, attended once a layer.
 
 Implementations differ in kernels and in how they read pages, never in their result: exact softmax attention of each
-new token over its row's context up to itself. All of them compute what needs no cached page first, so that a layer's
-load hides behind it, and call `wait` once, before the first read of a cached page.
+new token over its row's context up to itself, or over the newest tokens of that where a window says so. All of them
+compute what needs no cached page first, so that a layer's load hides behind it, and call `wait` once, before the first
+read of a cached page.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class AttentionBatch:
 
     ``query_lengths``: new tokens of each row; ``context_lengths``: its tokens with these included;
     ``page_tables``: for each row the int64 page ids that cover its context, in host memory.
-    ``slots``: token capacity of the pool. ``scale``: what scores are multiplied with.
+    ``slots``: token capacity of the pool. ``scale``: what scores are multiplied with. ``window``: each token attends to
+    at most as many tokens, itself included, those before it; None: to all of its context.
     """
 
     query_lengths: Sequence[int]
@@ -34,6 +36,7 @@ class AttentionBatch:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    window: int | None = None
 
 
 class PlannedAttention(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from strata.models.llama import CausalLM
+    from strata.models.decoder import CausalLM
 
 
 @torch.inference_mode()
@@ -16,18 +16,26 @@ def reference_logits(model: CausalLM, tokens: torch.Tensor) -> torch.Tensor:
     config = model.config
     count = len(tokens)
     cos, sin = model.rope_table(torch.arange(count, device=tokens.device))
-    future = torch.ones(count, count, dtype=torch.bool, device=tokens.device).triu(1)
+    visible = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()
     hidden = model.embed(tokens)
-    for layer in model.layers:
+    for index, layer in enumerate(model.layers):
         projected = layer.query_key_value(_norm(hidden, config.rms_norm_eps))
         heads = projected.view(count, -1, config.head_dim)
         query, key, value = heads.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        if layer.query_key_norm is not None:
+            weights = layer.query_key_norm.split([config.heads, config.kv_heads])
+            query, key = (
+                _norm(part, config.rms_norm_eps) * weight
+                for part, weight in zip((query, key), weights, strict=True)
+            )
         query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
         group = config.heads // config.kv_heads
         key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / config.head_dim**0.5
-        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
-        attended = torch.einsum("hqk,khd->qhd", weights, value).reshape(count, -1)
+        window = config.window(index)
+        seen = visible if window is None else visible.triu(1 - window)
+        shares = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        attended = torch.einsum("hqk,khd->qhd", shares, value).reshape(count, -1)
         hidden = hidden + layer.attention_output(attended)
         gate, up = layer.gate_up(_norm(hidden, config.rms_norm_eps)).chunk(2, dim=-1)
         hidden = hidden + layer.down(gate * torch.sigmoid(gate) * up)

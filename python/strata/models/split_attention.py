@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from strata.errors import ModelError
 from strata.models.paged_attention import AttentionBatch
 from strata.models.staging import to_device
 
@@ -71,7 +72,9 @@ class SplitAttention:
         self._kernel = kernel
 
     def plan(self, batch: AttentionBatch) -> SplitPlan:
-        """As `PagedAttention` says."""
+        """As `PagedAttention` says, for batches that no window cuts."""
+        if batch.window is not None:
+            raise ModelError(f"{self.name} knows no sliding window; the plain attention does")
         rows, own_tokens, cached_tokens = split_rows(batch)
         total = sum(batch.query_lengths)
         own, cached = to_device([own_tokens, cached_tokens], batch.device)

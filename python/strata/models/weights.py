@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a Llama model of this config has."""
+    """Name and shape of every tensor that a model of this config has."""
     hidden, inner = config.hidden_size, config.intermediate_size
     query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -30,25 +30,31 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    attention = {
-        "q_proj": (query, hidden),
-        "k_proj": (key, hidden),
-        "v_proj": (key, hidden),
-        "o_proj": (hidden, query),
+    in_biased, out_biased, mlp_biased = (
+        config.query_key_value_bias,
+        config.attention_output_bias,
+        config.mlp_bias,
+    )
+    projections = {
+        "self_attn.q_proj": ((query, hidden), in_biased),
+        "self_attn.k_proj": ((key, hidden), in_biased),
+        "self_attn.v_proj": ((key, hidden), in_biased),
+        "self_attn.o_proj": ((hidden, query), out_biased),
+        "mlp.gate_proj": ((inner, hidden), mlp_biased),
+        "mlp.up_proj": ((inner, hidden), mlp_biased),
+        "mlp.down_proj": ((hidden, inner), mlp_biased),
     }
-    mlp = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
     for layer in range(config.layers):
         prefix = f"model.layers.{layer}"
         shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
         shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        for block, parts, biased in (
-            ("self_attn", attention, config.attention_bias),
-            ("mlp", mlp, config.mlp_bias),
-        ):
-            for name, shape in parts.items():
-                shapes[f"{prefix}.{block}.{name}.weight"] = shape
-                if biased:
-                    shapes[f"{prefix}.{block}.{name}.bias"] = shape[:1]
+        if config.query_key_norm:
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = (config.head_dim,)
+            shapes[f"{prefix}.self_attn.k_norm.weight"] = (config.head_dim,)
+        for name, (shape, biased) in projections.items():
+            shapes[f"{prefix}.{name}.weight"] = shape
+            if biased:
+                shapes[f"{prefix}.{name}.bias"] = shape[:1]
     return shapes
 
 

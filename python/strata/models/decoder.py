@@ -1,4 +1,4 @@
-"""A Llama decoder whose K/V live in a paged, layer-first pool that someone else owns.
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3, whose K/V live in a paged, layer-first pool that someone else owns.
 
 One forward serves rows of mixed lengths: prefill chunks with or without cached context and decodes. It writes
 the new tokens' K (after rope) and V to their slots and waits for a layer's load only when that layer first
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -73,9 +73,11 @@ class Linear:
 @dataclass(frozen=True)
 class Layer:
     """Weights of one decoder layer. Projections that read the same input are fused, and the weights of the norm before
-    them are part of them: what is left of a norm is one scale a token."""
+    them are part of them: what is left of a norm is one scale a token. ``query_key_norm``: weights
+    [heads + kv_heads, head_dim] of the norm of each head's query and key, or None where a model has none."""
 
     query_key_value: Linear
+    query_key_norm: torch.Tensor | None
     attention_output: Linear
     gate_up: Linear
     down: Linear
@@ -126,7 +128,7 @@ class CausalLM:
         ``pool`` is contiguous, of `pool_shape` and of the model's dtype. ``wait_layer(layer)`` is called once
         a layer, in order, before the layer reads cached context; whatever it raises ends the forward.
         """
-        plan = self._plan(batch, pool)
+        plans = self._plan(batch, pool)
         token_ids, positions, slot_mapping, logits_rows = self._inputs(batch)
         cos, sin = self.rope_table(positions)
         hidden = self.embed(token_ids)
@@ -139,7 +141,7 @@ class CausalLM:
             if index == last and not len(logits_rows):
                 wait_layer(index)
                 return hidden[:0]
-            attended = plan.attend(query, key, value, cached, partial(wait_layer, index)).flatten(1)
+            attended = plans[index].attend(query, key, value, cached, partial(wait_layer, index)).flatten(1)
             if index == last:
                 attended, hidden = attended[logits_rows], hidden[logits_rows]
             hidden = hidden + layer.attention_output(attended)
@@ -153,7 +155,10 @@ class CausalLM:
     def rope_table(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosine and sine [N, 1, head_dim / 2] of each position, float32 or wider."""
         angles = positions.to(self._rope_frequencies.dtype)[:, None, None] * self._rope_frequencies
-        return angles.cos(), angles.sin()
+        factor = self.config.rope_factor
+        if factor == 1.0:
+            return angles.cos(), angles.sin()
+        return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
     @torch.inference_mode()
     def project_to_vocabulary(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -180,7 +185,21 @@ class CausalLM:
             return parts
         return to_device([part.numpy() for part in parts], self.device)
 
-    def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> PlannedAttention:
+    def _plan(self, batch: ForwardBatch, pool: torch.Tensor) -> list[PlannedAttention]:
+        """A plan for each layer, made once for all layers of the same window."""
+        longest = max(batch.context_lengths)
+        plans: dict[int | None, PlannedAttention] = {}
+        layers = []
+        for index in range(self.config.layers):
+            window = self.config.window(index)
+            if window is not None and longest <= window:
+                window = None
+            if window not in plans:
+                plans[window] = self._plan_window(batch, pool, window)
+            layers.append(plans[window])
+        return layers
+
+    def _plan_window(self, batch: ForwardBatch, pool: torch.Tensor, window: int | None) -> PlannedAttention:
         pages, page_size = pool.shape[2:4]
         return self.attention.plan(
             AttentionBatch(
@@ -195,6 +214,7 @@ class CausalLM:
                 scale=self._scale,
                 dtype=self.dtype,
                 device=self.device,
+                window=window,
             )
         )
 
@@ -205,7 +225,10 @@ class CausalLM:
         config = self.config
         normed = unit_rms(hidden, config.rms_norm_eps)
         projected = layer.query_key_value(normed).view(len(hidden), -1, config.head_dim)
-        rotate(projected[:, : config.heads + config.kv_heads], cos, sin)
+        turned = projected[:, : config.heads + config.kv_heads]
+        if layer.query_key_norm is not None:
+            turned.copy_(unit_rms(turned, config.rms_norm_eps).mul_(layer.query_key_norm))
+        rotate(turned, cos, sin)
         query, key, value = projected.split([config.heads, config.kv_heads, config.kv_heads], dim=1)
         return query.unflatten(1, (config.kv_heads, -1)), key, value
 
@@ -215,7 +238,7 @@ class CausalLM:
 
 
 def unit_rms(hidden: torch.Tensor, eps: float) -> torch.Tensor:
-    """Each row of [N, hidden_size] scaled to a root mean square of one: `F.rms_norm` without weights in two passes over
+    """Each row of [..., size] scaled to a root mean square of one: `F.rms_norm` without weights in two passes over
     the data instead of four. Half-precision rows are measured in float32."""
     wide = torch.float32 if hidden.dtype.itemsize < 4 else hidden.dtype
     square = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True, dtype=wide).square_()
@@ -247,13 +270,18 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         bias = torch.cat([weights.get(f"{prefix}.{block}.{name}.bias") for name in names]) if biased else None
         return Linear(weight.t().contiguous(), bias)
 
+    def norms_of_heads() -> torch.Tensor:
+        query, key = (weights.get(f"{prefix}.self_attn.{name}_norm.weight") for name in ("q", "k"))
+        return torch.cat([query.expand(config.heads, -1), key.expand(config.kv_heads, -1)])
+
     before_attention = weights.get(f"{prefix}.input_layernorm.weight")
     before_mlp = weights.get(f"{prefix}.post_attention_layernorm.weight")
     return Layer(
         query_key_value=linear(
-            "self_attn", ("q_proj", "k_proj", "v_proj"), config.attention_bias, before_attention
+            "self_attn", ("q_proj", "k_proj", "v_proj"), config.query_key_value_bias, before_attention
         ),
-        attention_output=linear("self_attn", ("o_proj",), config.attention_bias),
+        query_key_norm=norms_of_heads() if config.query_key_norm else None,
+        attention_output=linear("self_attn", ("o_proj",), config.attention_output_bias),
         gate_up=linear("mlp", ("gate_proj", "up_proj"), config.mlp_bias, before_mlp),
         down=linear("mlp", ("down_proj",), config.mlp_bias),
     )
@@ -268,9 +296,10 @@ def tiny_random_model(
     vocab: int = 97,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    **switches: Any,
 ) -> CausalLM:
     """A small random model whose float64 forward is an exact oracle for tests of paging and scheduling. Weights are the
-    same on every device, and in every dtype but for their rounding."""
+    same on every device, and in every dtype but for their rounding. ``switches``: further fields of `ModelConfig`."""
     hidden = heads * head_dim
     config = ModelConfig(
         vocab_size=vocab,
@@ -281,6 +310,7 @@ def tiny_random_model(
         kv_heads=kv_heads,
         head_dim=head_dim,
         context_length=65536,
+        **switches,
     )
     generator = torch.Generator().manual_seed(seed)
     # Wide weights keep the next-token choice away from ties and dependent on the context.
