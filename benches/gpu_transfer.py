@@ -18,14 +18,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpu_proof.checkout import add_strata
 
 NO_GPU = 2
 HOW = "see docs/GPU.md for what this script needs"
+GRACE_S = 45.0
+"""What may be underway when the time is up may take so long; after that the device is taken to be silent."""
 
 
 def why_not() -> str | None:
@@ -58,25 +62,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imported once `strata` can be: the checkout need not be installed.
     from gpu_proof.budget import Budget  # noqa: PLC0415
     from gpu_proof.manifest import manifest  # noqa: PLC0415
-    from gpu_proof.proof import Plan, prove  # noqa: PLC0415
+    from gpu_proof.proof import Plan, Proof, prove  # noqa: PLC0415
     from strata.device.cupy_runtime import CupyRuntime  # noqa: PLC0415
+    from strata.errors import StrataError  # noqa: PLC0415
 
     plan = Plan.quick(flags.seed) if flags.quick else Plan(seed=flags.seed)
     budget = Budget(plan.total_s)
-    runtime = CupyRuntime()
-    runtime.bind_thread()
-    proof = prove(plan, runtime, no_engine, budget)
+    try:
+        runtime = CupyRuntime()
+        runtime.bind_thread()
+    except StrataError as error:
+        print(f"gpu_transfer: {error}; {HOW}", file=sys.stderr)
+        return 1
     described = manifest(runtime.describe(), flags.seed, {"quick": flags.quick})
-    text = json.dumps({"manifest": described, **proof.json(budget)}, indent=1)
-    if flags.json is None:
-        print(text)
-    else:
-        flags.json.write_text(text + "\n", encoding="utf-8")
-    for verdict in proof.verdicts:
+    found = Proof()
+
+    def write() -> None:
+        text = json.dumps({"manifest": described, **found.json(budget)}, indent=1)
+        if flags.json is None:
+            print(text, flush=True)
+        else:
+            flags.json.write_text(text + "\n", encoding="utf-8")
+
+    def give_up() -> None:
+        found.problems["time"] = f"the device did not answer within {plan.total_s + GRACE_S:g} s"
+        write()
+        print(f"gpu_transfer: {found.problems['time']}; what was found by then is written", file=sys.stderr)
+
+    watchdog = ends_with(plan.total_s + GRACE_S, give_up)
+    found = prove(plan, runtime, no_engine, budget, found)
+    watchdog.cancel()
+    write()
+    for verdict in found.verdicts:
         print(verdict.line(), file=sys.stderr)
     for what in budget.left_out:
         print(f"{'left out':>12}  {what}", file=sys.stderr)
-    return 0 if all(verdict.holds for verdict in proof.verdicts) else 1
+    return 0 if found.verdicts and all(verdict.holds for verdict in found.verdicts) else 1
+
+
+def ends_with(limit_s: float, last_words: Callable[[], None]) -> threading.Timer:
+    """Ends the process with code 1 after ``limit_s`` seconds, unless it is cancelled: a device that falls silent holds
+    a thread for good."""
+
+    def end() -> None:
+        try:
+            last_words()
+        finally:
+            os._exit(1)
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from strata.config.machine import cpu_limit, memory_limit
 
 GIB = 1 << 30
 DISK = DiskFacts(Path("/data"), Path("/data/strata-kv"), "ext4", 80 * GIB, None, None, 1e9, 8e8)
-GPU = GpuFacts("driver 580", ("H200",), None, None)
+GPU = GpuFacts("580", ("H200 (sm_90, 139 GiB)",), None, None, "14.2.0", ("sm_80", "sm_90"))
 GOOD = MachineFacts(
     io_uring_refusal=None,
     memlock=None,
@@ -74,6 +74,18 @@ def test_a_good_machine_needs_no_remedy() -> None:
         (replace(GOOD, gpu=GpuFacts(None, (), "CPU build", "missing")), "GPU", UNAVAILABLE, "none is needed"),
         (replace(GOOD, gpu=GpuFacts("580", (), "CPU build", "missing")), "GPU", WARNING, "CPU build"),
         (replace(GOOD, gpu=GpuFacts("580", ("H200",), None, "missing")), "GPU", WARNING, "strata-kv[cuda]"),
+        (
+            replace(GOOD, gpu=replace(GPU, cuda_refusal="no NVRTC")),
+            "GPU",
+            WARNING,
+            "--device cuda does not start: no",
+        ),
+        (
+            replace(GOOD, gpu=GpuFacts(None, (), "", "", cubins_refusal="stale")),
+            "GPU",
+            WARNING,
+            "make cubins",
+        ),
     ],
 )
 def test_each_lack_is_told_with_a_remedy(facts: MachineFacts, name: str, status: str, words: str) -> None:

@@ -73,9 +73,12 @@ class Proof:
         }
 
 
-def prove(plan: Plan, runtime: CudaRuntime, no_engine: str | None, budget: Budget) -> Proof:
-    """Runs all sections. ``no_engine`` says why the engine's section cannot run, or is None."""
-    proof = Proof()
+def prove(
+    plan: Plan, runtime: CudaRuntime, no_engine: str | None, budget: Budget, proof: Proof | None = None
+) -> Proof:
+    """Runs all sections. ``no_engine`` says why the engine's section cannot run, or is None. What is found goes into
+    ``proof`` as it is found."""
+    proof = Proof() if proof is None else proof
     transfers_s, interference_s, logits_s, tiers_s = plan.shares_s
 
     budget.begin(transfers_s)
@@ -89,7 +92,9 @@ def prove(plan: Plan, runtime: CudaRuntime, no_engine: str | None, budget: Budge
         )
         budget.begin(interference_s)
         disturbed = _section(proof, "interference", lambda: _interference(plan, memory, budget))
-        memory.close()
+        _section(proof, "giving memory back", memory.close)
+    if transfers is not None and transfers.refused is not None:
+        proof.problems["batch"] = transfers.refused
     proof.sections["transfers"] = [row.json() for row in transfers.rows] if transfers else []
     proof.sections["interference"] = [row.json() for row in disturbed or []]
     proof.verdicts += judge_transfers(transfers, _why(proof, "memory", "transfers"))
@@ -131,6 +136,9 @@ def _tiers(plan: Plan, runtime: CudaRuntime, budget: Budget) -> dict[str, Any]:
 
     settings = TierSettings(device=plan.device, dtype=plan.dtype, seed=plan.seed)
     found = measure_tiers(settings, plan.tier_rounds, budget, runtime)
+    if plan.device == "cuda":
+        # torch keeps what the model had; the load wants two times its pages beside that.
+        torch.cuda.empty_cache()
     load = load_seconds(runtime, found["page_bytes"] * found["tokens"] // settings.page_size, plan)
     found["load_ms"] = load * 1e3
     # With the context on the device, what is left of the time to the first token is compute.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from gpu_proof.budget import Budget
 from gpu_proof.pools import Memory
-from gpu_proof.rounds import interleave, median_rate, rate_ratio
+from gpu_proof.rounds import Sample, interleave, median_rate, rate_ratio
 from gpu_proof.shapes import DIRECTIONS, Direction, Shape
+from strata.device.cuda_runtime import DeviceError
 from strata.device.kernels import BACKUP_BLOCKS, LOAD_BLOCKS
 
 
@@ -30,10 +32,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Transfers:
-    """All rows, and for each shape how many pieces came out wrong."""
+    """All rows, and for each shape how many pieces came out wrong. ``refused``: why batches of copies are not among
+    them, where CUDA has some but refuses to carry them out."""
 
     rows: list[Row]
     wrong_pieces: dict[Shape, int]
+    refused: str | None = None
 
     def ratio(self, shape: Shape, direction: Direction, way: str) -> float | None:
         """Of one row, if it was measured."""
@@ -52,6 +56,7 @@ def measure_transfers(
     """Every way for every shape, as far as the time goes; the first shapes first."""
     rows: list[Row] = []
     wrong: dict[Shape, int] = {}
+    refused: str | None = None
     about = 0.0
     for shape in wanted:
         what = f"transfers of pages of {shape.page_tokens} tokens, pieces of {shape.piece_bytes:,} bytes"
@@ -61,7 +66,12 @@ def measure_transfers(
         pair = memory.pair(shape)
         wrong[shape] = pair.wrong_pieces(LOAD_BLOCKS, BACKUP_BLOCKS)
         for direction in DIRECTIONS:
-            found = interleave(pair.ways(direction, blocks), rounds)
+            ways = pair.ways(direction, blocks)
+            if "batch" in ways:
+                refused = refused or _refusal(ways["batch"])
+                if refused is not None:
+                    del ways["batch"]
+            found = interleave(ways, rounds)
             rows += [
                 Row(
                     shape.token_bytes,
@@ -75,4 +85,15 @@ def measure_transfers(
                 for way, samples in found.items()
             ]
         about = max(about, before - budget.left_s())
-    return Transfers(rows, wrong)
+    return Transfers(rows, wrong, refused)
+
+
+def _refusal(way: Callable[[], Sample]) -> str | None:
+    """Why a way does not work here, if so. Raises DeviceError where nothing works any more."""
+    try:
+        way()
+    except DeviceError as error:
+        if error.fatal:
+            raise
+        return str(error)
+    return None

@@ -34,7 +34,7 @@ from gpu_proof.shapes import PAGE_1, PAGE_16, QUOTAS, TOKEN_BYTES, Shape, quotas
 from gpu_proof.tiers import TIERS, TierSettings, measure_tiers
 from gpu_proof.transfers import Transfers, measure_transfers
 from gpu_proof.verdicts import Verdict, judge_interference, judge_tiers, judge_transfers
-from strata.device.cuda_runtime import Stream
+from strata.device.cuda_runtime import DeviceError, Stream
 from strata.device.fake_cuda import FakeCudaRuntime
 from strata.models import ModelConfig
 
@@ -157,6 +157,32 @@ def test_a_runtime_without_batched_copies_is_measured_without_them() -> None:
     memory = Memory(ModelledCuda(has_batched_copies=False), MIB, seed=1)
     found = measure_transfers(memory, [SMALL], (2,), 1, plenty())
     assert {row.way for row in found.rows} == {"kernel_2", "pieces", "large"}
+
+
+class Refusing(ModelledCuda):
+    """Has batched copies and refuses them, as some machines do."""
+
+    def copy_batch(self, *arguments: object) -> None:
+        raise DeviceError("cannot queue 4 batched copies: CUDA error 801")
+
+
+def test_batched_copies_that_are_refused_leave_the_rest_measured() -> None:
+    memory = Memory(Refusing(), MIB, seed=1)
+    found = measure_transfers(memory, [SMALL, TINY], (2,), 1, plenty())
+    assert {row.way for row in found.rows} == {"kernel_2", "pieces", "large"}
+    assert {row.piece_bytes for row in found.rows} == {SMALL.piece_bytes, TINY.piece_bytes}
+    assert found.refused is not None and "CUDA error 801" in found.refused
+
+
+def test_a_device_that_is_lost_while_memory_is_given_back_leaves_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lost(memory: Memory) -> None:
+        raise DeviceError("lost", fatal=True)
+
+    monkeypatch.setattr(Memory, "close", lost)
+    found = prove(tiny_plan(0.0), ModelledCuda(), "no engine", Budget(0.0, Clock()))
+    assert "lost" in found.problems["giving memory back"] and found.sections["logits"] is not None
 
 
 def test_shapes_for_which_there_is_no_time_are_named() -> None:
@@ -366,8 +392,15 @@ def test_the_script_writes_its_result(
     monkeypatch.setattr(gpu_transfer, "add_strata", lambda: "not built here")
     verdict = Verdict("a claim", 1.0, 2.0, True)
 
-    def proved(plan: Plan, runtime: ModelledCuda, no_engine: str | None, budget: Budget) -> Proof:
-        assert plan == Plan.quick(7) and no_engine == "not built here" and runtime.calls == ["bind_thread"]
+    def proved(
+        plan: Plan, runtime: ModelledCuda, no_engine: str | None, budget: Budget, found: Proof
+    ) -> Proof:
+        assert (
+            found == Proof()
+            and plan == Plan.quick(7)
+            and no_engine == "not built here"
+            and runtime.calls == ["bind_thread"]
+        )
         budget.left_out.append("a shape")
         return Proof({"transfers": []}, [verdict])
 
@@ -385,6 +418,38 @@ def test_the_script_writes_its_result(
     verdict = Verdict("a claim", 1.0, None, None)
     assert gpu_transfer.main(["--quick", "--seed", "7"]) == 1
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["holds"] is None
+
+
+SILENT = """
+import sys, threading
+from types import ModuleType
+sys.path[:0] = {path!r}
+from modelled_cuda import ModelledCuda
+import gpu_transfer
+from gpu_proof import proof
+from gpu_proof.proof import Plan
+module = ModuleType("strata.device.cupy_runtime")
+module.CupyRuntime = ModelledCuda
+sys.modules[module.__name__] = module
+gpu_transfer.why_not = lambda: None
+gpu_transfer.GRACE_S = 0.2
+Plan.quick = lambda seed: Plan(total_s=0.1)
+
+def silent(plan, runtime, no_engine, budget, found):
+    found.sections["transfers"] = ["a row"]
+    threading.Event().wait()
+
+proof.prove = silent
+sys.exit(gpu_transfer.main(["--quick"]))
+"""
+
+
+def test_a_silent_device_does_not_keep_the_script_from_ending() -> None:
+    path = [str(ROOT / "benches"), str(ROOT / "tests" / "bench"), str(ROOT / "python")]
+    done = run("-c", SILENT.format(path=path))
+    assert done.returncode == 1 and "did not answer within 0.3 s" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["sections"]["transfers"] == ["a row"] and "time" in found["problems"]
 
 
 # --- where it cannot run -------------------------------------------------------------------------------------

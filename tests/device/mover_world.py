@@ -29,6 +29,8 @@ ALIGNMENT = 64
 
 KERNELS = PathChoice(((0, Path("kernel", 2)),), ((0, Path("kernel", 1)),))
 BATCHES = PathChoice(((0, Path("batch")),), ((0, Path("batch")),))
+WHOLE = PathChoice(((0, Path("kernel", 2, whole=True)),), ((0, Path("kernel", 1)),))
+WHOLE_BATCHES = PathChoice(((0, Path("batch", whole=True)),), ((0, Path("batch")),))
 
 Pages = npt.NDArray[np.uint32]
 
@@ -119,8 +121,8 @@ class DeafRuntime(FakeCudaRuntime):
         self._roles: dict[Stream, str] = {}
         self._step_event: Event | None = None
 
-    def create_stream(self) -> Stream:
-        stream = super().create_stream()
+    def create_stream(self, urgent: bool = False) -> Stream:
+        stream = super().create_stream(urgent)
         self._roles[stream] = ("load", "backup", "compute")[len(self._roles)]
         return stream
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 
@@ -43,6 +44,8 @@ class StubCupy(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("cupy")
+        self.__spec__ = ModuleSpec("cupy", None)
+        self.__version__ = "14.2.0"
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.status: dict[str, int] = {}
         self.made: list[int] = []
@@ -51,6 +54,7 @@ class StubCupy(types.ModuleType):
         values: dict[str, Any] = {
             "deviceGetAttribute": 1,
             "streamCreateWithFlags": 70,
+            "streamCreateWithPriority": 71,
             "eventCreateWithFlags": 80,
             "malloc": 90,
             "hostAlloc": 91,
@@ -73,13 +77,14 @@ class StubCupy(types.ModuleType):
         self.be_version(14)
 
     def be_version(self, major: int) -> None:
-        """From 14 on streams are taken over by `Stream.from_external`."""
+        """From 14 on streams are taken over by `Stream.from_external`, and may have a priority."""
         stream = types.SimpleNamespace()
         self.cuda.Stream = stream
         if major >= 14:
             stream.from_external = lambda foreign: self._stream(*foreign.__cuda_stream__()[1:])
         else:
             self.cuda.ExternalStream = lambda address, device: self._stream(address)
+            del self.cuda.runtime.streamCreateWithPriority
 
     def _function(self, name: str, value: Any) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:

@@ -159,6 +159,20 @@ def test_a_spill_is_seen(compiler: nvrtc.Nvrtc) -> None:
     assert set(re.findall(r"(\d+) bytes spill", log)) != {"0"}
 
 
+@pytest.mark.parametrize(("words", "spills"), [(1, False), (2, True)])
+def test_half_a_multiprocessor_is_enough_for_one_word_in_flight(
+    compiler: nvrtc.Nvrtc, words: int, spills: bool
+) -> None:
+    """Why a block takes a whole one."""
+    bounds = "__launch_bounds__(STRATA_THREADS)"
+    source = one_width(bundle())
+    assert source.count(bounds) == 1
+    source = source.replace(bounds, "__launch_bounds__(STRATA_THREADS, 2)")
+    log = compiler.compile(source, "sm_90", (*COMPILE_OPTIONS, f"-DSTRATA_WORDS_IN_FLIGHT={words}")).log
+    assert set(re.findall(r"Used (\d+) registers", log)) == {"32"}
+    assert (set(re.findall(r"(\d+) bytes spill", log)) != {"0"}) is spills
+
+
 def test_source_that_nvrtc_refuses_shows_its_words(compiler: nvrtc.Nvrtc) -> None:
     with pytest.raises(nvrtc.NvrtcError, match=r"refuses the kernels for sm_90:\n.*error: this declaration"):
         compiler.compile("nonsense", "sm_90")

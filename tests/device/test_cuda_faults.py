@@ -121,6 +121,55 @@ def test_a_cancelled_load_ends_after_what_was_queued_of_it() -> None:
     assert world.queue.transfers[unbegun].end == (0, "cancelled") and world.runtime.is_empty
 
 
+def held_backups(monkeypatch: pytest.MonkeyPatch, count: int = 6) -> tuple[World, list[int]]:
+    """A world whose device stands still under more backups than it has page tables, and their numbers."""
+    monkeypatch.setattr(cuda, "MOST_IN_FLIGHT", 4)
+    monkeypatch.setattr(cuda, "MOST_BACKUPS", 2)
+    world = world_of()
+    monkeypatch.setattr(world.runtime, "_let_run", lambda most: None)
+    numbers = [
+        world.queue.submit(Transfer("backup", [page], [HOST_PAGES - 1 - page])) for page in range(count)
+    ]
+    for _ in range(2 * count):
+        world.mover.look()
+    return world, numbers
+
+
+def test_a_load_does_not_wait_for_backups(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, backups = held_backups(monkeypatch)
+    assert len(world.mover._flights) == 2, "backups take the place of loads"
+    number = world.queue.submit(Transfer("load", [0], [9]))
+    world.mover.look()
+    assert number in world.mover._flights
+    for _ in range(20):
+        world.runtime.drain()
+        world.mover.look()
+    ended = [world.queue.transfers[one].end for one in [*backups, number]]
+    assert ended == [(1, None)] * len(ended)
+    assert [one for one in world.queue.ended if one in backups] == backups, "backups change their order"
+    assert world.mover.close()
+
+
+def test_backups_that_wait_end_with_the_mover(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, backups = held_backups(monkeypatch)
+    world.runtime.drain()
+    assert world.mover.close()
+    ends = [world.queue.transfers[one].end for one in backups]
+    assert ends == [(1, None)] * 2 + [(0, "cancelled")] * 4
+
+
+@pytest.mark.parametrize("fatal", [False, True])
+def test_backups_that_wait_end_with_the_service(monkeypatch: pytest.MonkeyPatch, fatal: bool) -> None:
+    world, backups = held_backups(monkeypatch)
+    world.mover._take_out_of_service("no more", fatal)
+    assert [world.queue.transfers[one].end for one in backups[2:]] == [(0, "no more")] * 4
+    for _ in range(5):
+        world.runtime.drain()
+        world.mover.look()
+    assert sorted(world.queue.ended) == backups
+    world.mover.close()
+
+
 def test_pages_that_do_not_exist_fail_the_transfer_alone() -> None:
     world = world_of()
     number = world.queue.submit(Transfer("load", [HOST_PAGES], [0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mover_world import BATCHES, IGNORED, KERNELS, DeafRuntime, World
+from mover_world import BATCHES, IGNORED, KERNELS, WHOLE, WHOLE_BATCHES, DeafRuntime, World
 
 from strata.device.cpu_kernels import CpuKernels
 from strata.device.cuda import CudaMover
@@ -18,7 +18,11 @@ SEEDS = 40
 ACTIONS = 80
 
 
-@pytest.mark.parametrize("choice", [KERNELS, BATCHES], ids=["kernels", "batches"])
+@pytest.mark.parametrize(
+    "choice",
+    [KERNELS, BATCHES, WHOLE, WHOLE_BATCHES],
+    ids=["kernels", "batches", "kernels-at-once", "batches-at-once"],
+)
 def test_every_byte_is_right(choice: PathChoice) -> None:
     moved = cancelled = 0
     for seed in range(SEEDS):
@@ -35,8 +39,9 @@ def test_every_byte_is_right(choice: PathChoice) -> None:
 
 
 @pytest.mark.parametrize("ignored", IGNORED)
-def test_no_wait_and_no_record_can_be_left_out(ignored: str) -> None:
-    assert any(World(seed, DeafRuntime(seed, ignored)).run(ACTIONS) for seed in range(SEEDS)), (
+@pytest.mark.parametrize("choice", [KERNELS, WHOLE], ids=["by-layer", "at-once"])
+def test_no_wait_and_no_record_can_be_left_out(ignored: str, choice: PathChoice) -> None:
+    assert any(World(seed, DeafRuntime(seed, ignored), choice).run(ACTIONS) for seed in range(SEEDS)), (
         f"nobody notices where {ignored!r} does not happen"
     )
 
@@ -60,5 +65,16 @@ def test_a_page_table_in_use_cannot_be_used_again(monkeypatch: pytest.MonkeyPatc
 def test_the_kernels_of_the_gpu_move_the_same_bytes(tmp_path: Path) -> None:
     kernels = CpuKernels.build(tmp_path)
     for seed in range(5):
-        world = World(seed, FakeCudaRuntime(seed, cpu_kernels=kernels))
-        assert world.run(ACTIONS) == [], f"seed {seed}"
+        for choice in (KERNELS, WHOLE):
+            world = World(seed, FakeCudaRuntime(seed, cpu_kernels=kernels), choice)
+            assert world.run(ACTIONS) == [], f"seed {seed}"
+
+
+def test_a_wait_for_what_has_come_holds_nobody() -> None:
+    """The fake alone: where nothing else is left to run, too."""
+    fake = FakeCudaRuntime(1)
+    stream, event = fake.create_stream(), fake.create_event()
+    fake.record(event, stream)
+    fake.drain()
+    fake.stream_wait_event(fake.compute_stream(), event)
+    assert fake.is_empty

@@ -75,6 +75,19 @@ def test_commands_reach_cuda_as_they_are(cupy: StubCupy) -> None:
     assert runtime.memory_info().free == 3
 
 
+@pytest.mark.parametrize("version", [13, 14])
+def test_urgent_streams_have_the_highest_priority_that_can_be_had(cupy: StubCupy, version: int) -> None:
+    cupy.be_version(version)
+    runtime = CupyRuntime()
+    cupy.calls.clear()
+    runtime.create_stream()
+    runtime.create_stream(urgent=True)
+    non_blocking, lowest_number = 1, -100
+    usual = ("streamCreateWithFlags", (non_blocking,))
+    urgent = ("streamCreateWithPriority", (non_blocking, lowest_number))
+    assert cupy.calls == [usual, urgent if version == 14 else usual]
+
+
 def test_a_query_tells_late_from_lost(cupy: StubCupy) -> None:
     runtime = CupyRuntime()
     assert runtime.query(Event(1))
@@ -134,7 +147,7 @@ def test_kernels_that_cannot_be_compiled_are_told_at_the_start(
 def test_kernels_that_the_driver_refuses_are_told_at_the_start(cupy: StubCupy, module: Kernels) -> None:
     no_image = 209
     module.error = CUDADriverError(no_image)
-    with pytest.raises(DeviceError, match=r"cannot load the kernel strata_.*209") as refused:
+    with pytest.raises(DeviceError, match=r"cannot load the kernel strata_.*209.*--device cpu") as refused:
         CupyRuntime()
     assert not refused.value.fatal
 

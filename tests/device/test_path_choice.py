@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ ONE, TWO, FOUR, BATCH = Path("kernel", 1), Path("kernel", 2), Path("kernel", 4),
 
 def test_the_fewest_blocks_that_are_as_quick_are_taken() -> None:
     seconds = {ONE: 2.0, TWO: 1.04, FOUR: 1.0}
-    choice = choose([Measurement("load", 16, path, took) for path, took in seconds.items()])
+    choice = choose([Measurement("load", 16, path, took) for path, took in seconds.items()], 2)
     assert choice.of("load", 16) == TWO
     assert choice.of("backup", 16) == Path("kernel", BACKUP_BLOCKS), "what was not measured keeps its default"
 
@@ -31,9 +32,24 @@ def test_the_fewest_blocks_that_are_as_quick_are_taken() -> None:
 @pytest.mark.parametrize(("batch", "wanted"), [(0.95, TWO), (0.89, BATCH)])
 def test_the_copy_engine_must_be_clearly_quicker(batch: float, wanted: Path) -> None:
     seconds = {ONE: 2.0, TWO: 1.0, BATCH: batch}
-    assert (
-        choose([Measurement("load", 1, path, took) for path, took in seconds.items()]).of("load", 1) == wanted
-    )
+    choice = choose([Measurement("load", 1, path, took) for path, took in seconds.items()], 2)
+    assert choice.of("load", 1) == wanted
+
+
+@pytest.mark.parametrize(
+    ("at_once", "wanted"), [(0.051, TWO), (0.049, Path("kernel", 4, whole=True)), (1.0, TWO)]
+)
+def test_all_layers_go_at_once_where_the_first_would_hardly_come_sooner(at_once: float, wanted: Path) -> None:
+    seconds = {
+        ONE: 2.0,
+        TWO: 0.8,
+        BATCH: 0.9,
+        replace(BATCH, whole=True): 1.0,
+        replace(FOUR, whole=True): at_once,
+    }
+    choice = choose([Measurement("load", 1, path, took) for path, took in seconds.items()], 32)
+    assert choice.of("load", 1) == wanted
+    assert ("all layers at once" in str(choice)) is wanted.whole
 
 
 def test_a_size_takes_the_path_of_the_next_smaller_one_measured() -> None:
@@ -43,8 +59,8 @@ def test_a_size_takes_the_path_of_the_next_smaller_one_measured() -> None:
 
 
 def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
-    """What a measurement over so many pages of two layers finds."""
-    layers, parts, piece = 2, 2, 16
+    """What a measurement over so many pages of eight layers finds."""
+    layers, parts, piece = 8, 2, 16
     pool = CudaPool.allocate((layers, parts, pages, piece), torch.uint8, runtime)
     arena = np.zeros(pages * layers * parts * piece, np.uint8)
     runtime.register_host(int(arena.ctypes.data), arena.nbytes)
@@ -70,7 +86,7 @@ def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
 def test_a_link_that_two_blocks_fill() -> None:
     def cost(kind: str, blocks: int, size_bytes: int) -> float:
         if kind == "batch":
-            return 8e-6 * blocks  # a descriptor a piece
+            return 7.5e-6 * blocks  # a descriptor a piece
         return 1e-5 + size_bytes / (min(blocks, LOAD_BLOCKS) * 1e6) if kind != "copy" else 0.0
 
     choice = measured(FakeCudaRuntime(3, cost=cost))
@@ -78,9 +94,18 @@ def test_a_link_that_two_blocks_fill() -> None:
     assert choice.of("load", 1) == BATCH and choice.of("backup", 1) == BATCH
 
 
+def test_loads_that_cost_commands_alone_go_at_once() -> None:
+    def cost(kind: str, blocks: int, size_bytes: int) -> float:
+        return 1e-5 + size_bytes / 1e9 if kind not in ("copy", "batch") else size_bytes / 1e6
+
+    choice = measured(FakeCudaRuntime(3, cost=cost))
+    assert choice.of("load", 1) == Path("kernel", 1, whole=True)
+    assert choice.of("load", 128) == Path("kernel", 1), "there the first layer would come much later"
+
+
 def test_large_pieces_go_by_the_copy_engine() -> None:
     choice = measured(FakeCudaRuntime(3, cost=lambda kind, blocks, size: 1e-6 if kind == "batch" else 1e-3))
-    assert choice.of("load", 128) == choice.of("backup", 5) == BATCH
+    assert choice.of("load", 128) == replace(BATCH, whole=True) and choice.of("backup", 5) == BATCH
 
 
 @pytest.mark.parametrize("fault", [{"batched_copies": False}, {"fail": {"copy_batch": 1}}])
@@ -107,7 +132,7 @@ def test_a_silent_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_slow_first_transfer_costs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = FakeCudaRuntime(3)
     clock, seen = [0.0], []
-    seldom = {"load_layer", "back_up_all"}
+    seldom = {"load_layer", "load_all", "back_up_all"}
 
     def launch(call: KernelCall, stream: Stream) -> None:
         if call.kind in seldom:  # its first: the driver loads it
@@ -115,9 +140,9 @@ def test_a_slow_first_transfer_costs_no_measurement(monkeypatch: pytest.MonkeyPa
             clock[0] += 10 * path_trial.LIMIT_S
         FakeCudaRuntime.launch(runtime, call, stream)
 
-    def note(measurements: list[Measurement]) -> PathChoice:
+    def note(measurements: list[Measurement], layers: int) -> PathChoice:
         seen.extend(measurements)
-        return choose(measurements)
+        return choose(measurements, layers)
 
     monkeypatch.setattr(runtime, "launch", launch)
     monkeypatch.setattr(path_trial, "choose", note)

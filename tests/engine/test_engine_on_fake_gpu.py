@@ -5,6 +5,7 @@ model that computes on the host.
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import pytest
 from engine_harness import (
@@ -22,7 +23,7 @@ from pressure import Load, assert_clean, device_pages, run_clients
 from strata.device.cuda_runtime import DeviceError, Event, Stream
 from strata.device.fake_cuda import FakeCudaRuntime
 from strata.engine import ServedModel
-from strata.errors import ConfigError, StrataError
+from strata.errors import CapacityError, ConfigError, StrataError
 from strata.models import ForwardBatch
 
 FIRST = [(3 * place) % 89 for place in range(41)]
@@ -91,9 +92,11 @@ def test_a_transfer_that_cannot_be_queued_becomes_a_recompute(
     assert engine.health().ok
 
 
-def test_a_slow_link_cannot_be_emulated(make_engine: MakeEngine) -> None:
-    with pytest.raises(ConfigError, match="--copy-bandwidth"):
-        make_engine(cuda=FakeCudaRuntime(), copy_bandwidth=1_000_000)
+@pytest.mark.parametrize("setting", ["copy_bandwidth", "copy_threads", "backup_niceness"])
+def test_settings_of_copy_threads_are_refused(make_engine: MakeEngine, setting: str) -> None:
+    flag = "--" + setting.replace("_", "-")
+    with pytest.raises(ConfigError, match=rf"{flag} \S+.* --device cuda has none.*--device cpu"):
+        make_engine(cuda=FakeCudaRuntime(), **{setting: 2})
 
 
 LOST = "the device is lost: restart the server"
@@ -171,6 +174,33 @@ def test_the_host_is_never_more_than_a_step_ahead(make_engine: MakeEngine) -> No
     wait_idle(engine)
 
 
+class NotingRuntime:
+    """A `Runtime` that notes what steps are said to have taken."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self.told: list[tuple[int, int, float]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    def measured(self, tokens: int, context: int, busy_s: float) -> None:
+        self.told.append((tokens, context, busy_s))
+
+
+def test_chunks_are_measured_without_a_token_from_them(make_engine: MakeEngine) -> None:
+    fake = LateRuntime()
+    engine = make_engine(cuda=fake, batch_tokens=8)
+    engine._runtime = noting = NotingRuntime(engine._runtime)
+    fake.late = True
+    ask(engine, FIRST, max_tokens=1)
+    fake.let_go()
+    # Forty tokens in chunks of eight; the fifth's end is seen by nobody, since the sixth samples.
+    assert [one[:2] for one in noting.told] == [(8, 0), (8, 8), (8, 16), (8, 24)]
+    assert all(0 < busy_s < 5.0 for *_, busy_s in noting.told)
+    wait_idle(engine)
+
+
 def test_a_step_that_does_not_end_fails_the_one_after_the_next(make_engine: MakeEngine) -> None:
     fake = LateRuntime()
     tier = make_engine(cuda=fake)._tier
@@ -196,5 +226,9 @@ def test_a_resize_keeps_the_memory_that_the_device_knows(make_engine: MakeEngine
     assert ask(engine, FIRST).tokens == cold.tokens
     engine.resize("device", 100 * page)
     engine.resize("host", 256 * 4096)
+    arena = engine._tier.arena
+    assert arena is not None
     assert ask(engine, SECOND).tokens and fake.registered == before
+    with pytest.raises(CapacityError, match=r"pinned for the GPU.*cannot grow.*--host-memory"):
+        engine.resize("host", (arena.pages + 1) * arena.page_stride)
     wait_idle(engine)

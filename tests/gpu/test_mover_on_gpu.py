@@ -135,8 +135,9 @@ def test_many_transfers_end_once_each(rig: Rig) -> None:
 @pytest.mark.gpu
 def test_memory_that_cannot_be_pinned_is_told_with_its_sizes(gpu: CupyRuntime) -> None:
     """A span that is pinned already is refused as one that is too large would be."""
-    span = np.zeros(1 << 22, np.uint8)
-    address, size = int(span.ctypes.data), span.nbytes
+    size = 1 << 22
+    span = np.zeros(size + ALIGNMENT, np.uint8)
+    address = int(span.ctypes.data) + -int(span.ctypes.data) % ALIGNMENT
     gpu.register_host(address, size)
     try:
         with pytest.raises(

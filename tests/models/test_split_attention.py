@@ -4,7 +4,7 @@ flex attention itself, equal the reference in whatever way rows are cut, mixed a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from strata.models.flex_kernel import FlexKernel
 from strata.models.paged_attention import PagedAttention
 from strata.models.split_attention import Partial, SplitAttention, merge
 from strata.models.staging import pack, to_device, unpack
-from strata.models.varlen_kernel import VarlenKernel
+from strata.models.varlen_kernel import VarlenKernel, ends, token_slots
 
 CPU = torch.device("cpu")
 KERNELS: dict[str, Callable[[], PagedAttention]] = {
@@ -168,6 +168,44 @@ def test_long_contexts_are_gathered_in_bounded_groups(monkeypatch: pytest.Monkey
     assert seen == [62, 62, 81]
     for row, logits in zip(rows, found, strict=True):
         close(logits, model.reference_forward(row.tokens)[-1:], "gathered")
+
+
+def test_a_step_sends_page_ids_and_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes to the device grows with the pages of a context, not with its tokens."""
+    sent: list[int] = []
+
+    def noting(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+        sent.append(sum(array.nbytes for array in arrays))
+        return to_device(arrays, device)
+
+    model = model_with("gathered", layers=1)
+    runner = PagedRunner(model, page_size=16, pages=256)
+    row = runner.row(tokens_of(5, 1601))
+    runner.step([(row, 1600)])
+    monkeypatch.setattr(varlen_kernel, "to_device", noting)
+    runner.step([(row, 1)])
+    pages, rows = -(-1601 // 16), 1
+    # Page ids; where the row ends: queries, tokens, pages; and where no row of its own does.
+    assert sent == [4 * (pages + 3 * (rows + 1) + 1)]
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 24])
+@settings(max_examples=30, deadline=None)
+@given(rows=st.lists(st.integers(1, 100), min_size=1, max_size=5), seed=st.integers(0, 99))
+def test_slots_are_those_of_each_rows_pages(page_size: int, rows: list[int], seed: int) -> None:
+    """Of the highest page ids too, whose slots do not fit into 32 bits."""
+    draw = np.random.default_rng(seed)
+    pages = [draw.integers(0, 2**31, -(-tokens // page_size), np.int64).astype(np.int32) for tokens in rows]
+    expected = [
+        int(ids[token // page_size]) * page_size + token % page_size
+        for ids, tokens in zip(pages, rows, strict=True)
+        for token in range(tokens)
+    ]
+    counts = np.array([len(ids) for ids in pages])
+    arrays = [ends(np.array(rows)), ends(counts), np.concatenate(pages)]
+    token_ends, page_ends, ids = to_device(arrays, CPU)
+    found = token_slots(token_ends, page_ends, ids, sum(rows), page_size)
+    assert found.dtype == torch.int64 and found.tolist() == expected
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 24])

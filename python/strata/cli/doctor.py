@@ -200,11 +200,20 @@ def _disk_speed(disk: DiskFacts) -> Finding:
 
 
 def _gpu(gpu: GpuFacts) -> Finding:
-    if gpu.devices and gpu.cupy_refusal is None:
-        return Finding("GPU", OK, ", ".join(gpu.devices))
+    devices = ", ".join(gpu.devices)
+    if gpu.devices and gpu.cupy_refusal is not None:
+        return Finding("GPU", WARNING, f"{devices}, but {gpu.cupy_refusal}", "pip install 'strata-kv[cuda]'")
+    if gpu.devices and gpu.cuda_refusal is not None:
+        remedy = "do what it says; until then --device cpu serves"
+        return Finding(
+            "GPU", WARNING, f"{devices}, but --device cuda does not start: {gpu.cuda_refusal}", remedy
+        )
     if gpu.devices:
-        remedy = "pip install 'strata-kv[cuda]'"
-        return Finding("GPU", WARNING, f"{', '.join(gpu.devices)}, but {gpu.cupy_refusal}", remedy)
+        kernels = f"cubins for {', '.join(gpu.cubins)}" if gpu.cubins else "compiled at start (no cubins)"
+        driver = f"driver {gpu.driver}" if gpu.driver else "a driver without a version"
+        return Finding("GPU", OK, f"{devices}; {driver}; CuPy {gpu.cupy}; kernels: {kernels}")
+    if gpu.cubins_refusal is not None:
+        return Finding("GPU", WARNING, f"no GPU, and {gpu.cubins_refusal}", "make cubins")
     if gpu.driver is None:
         return Finding("GPU", UNAVAILABLE, "no NVIDIA driver", "none is needed: everything runs on the CPU")
     remedy = "install a torch that is built for this driver's CUDA, and the extra strata-kv[cuda]"

@@ -16,11 +16,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from strata._core import probe_io_uring
 from strata.bench.bandwidth import CopyBaseline
 from strata.bench.report import median
+from strata.config import format_size
 from strata.config.machine import available_memory, cpu_limit, memory_limit
+from strata.device import cubins
+from strata.device.cupy_runtime import CupyRuntime
+from strata.device.kernel_source import BUILT
+from strata.errors import ConfigError, StrataError
 
 MEASURED_FILE_BYTES = 64 << 20
 SPACE_TO_LEAVE = 256 << 20
@@ -54,12 +60,17 @@ class DiskFacts:
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """`devices` are those that torch sees. Refusals are None where there was none."""
+    """`devices` are those that torch sees, `cubins` the architectures that kernels were built for. Refusals are None
+    where there was none; `cuda_refusal` is why `--device cuda` cannot start, where there is a device to try."""
 
     driver: str | None
     devices: tuple[str, ...]
     torch_refusal: str | None
     cupy_refusal: str | None
+    cupy: str | None = None
+    cubins: tuple[str, ...] = ()
+    cubins_refusal: str | None = None
+    cuda_refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,8 @@ def filesystem_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> 
 
 
 def look_for_gpu() -> GpuFacts:
-    """What driver there is, which GPUs torch sees, and whether cupy can be imported."""
+    """What driver there is, which GPUs torch sees, whether cupy can be imported, which kernels are built, and whether
+    all of it works together: the kernels are loaded as `strata serve --device cuda` would."""
     driver = _first_line(Path("/proc/driver/nvidia/version"))
     devices: tuple[str, ...] = ()
     try:
@@ -174,18 +186,37 @@ def look_for_gpu() -> GpuFacts:
             torch_refusal = f"torch for CUDA {torch.version.cuda} sees no GPU"
         else:
             torch_refusal = None
-            devices = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+            devices = tuple(
+                _device(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())
+            )
     except ImportError as error:
         torch_refusal = str(error)
+    cupy: str | None = None
     cupy_refusal = None
     if importlib.util.find_spec("cupy") is None:
         cupy_refusal = "cupy is not installed"
     else:
         try:
-            importlib.import_module("cupy")
+            cupy = str(importlib.import_module("cupy").__version__)
         except ImportError as error:
             cupy_refusal = str(error)
-    return GpuFacts(driver, devices, torch_refusal, cupy_refusal)
+    found = GpuFacts(driver, devices, torch_refusal, cupy_refusal, cupy)
+    try:
+        found = replace(found, cubins=tuple(cubins.built(BUILT)))
+    except ConfigError as error:
+        found = replace(found, cubins_refusal=str(error))
+    if devices and cupy is not None:
+        try:
+            CupyRuntime()
+        except (StrataError, RuntimeError) as error:
+            found = replace(found, cuda_refusal=str(error))
+    return found
+
+
+def _device(properties: Any) -> str:
+    """One GPU in words, from what torch knows of it."""
+    memory = format_size(properties.total_memory)
+    return f"{properties.name} (sm_{properties.major}{properties.minor}, {memory})"
 
 
 def _try_direct(path: Path) -> str | None:

@@ -27,10 +27,18 @@ _REMEDY = (
 def cubin_for(major: int, minor: int, folder: Path) -> Path | None:
     """The cubin in `folder` for a device of compute capability `major`.`minor`, or None if none was built. Raises
     ConfigError where the built ones are not of this source or not whole."""
+    files = built(folder)
+    architecture = _best(list(files), major, minor)
+    return None if architecture is None else _checked(folder, architecture, files[architecture])
+
+
+def built(folder: Path) -> dict[str, str]:
+    """Digests of the cubins in `folder` by architecture; none if none were built. Raises ConfigError where they are not
+    of this source."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return None
+        return {}
     try:
         manifest = json.loads(text)
         built_from, files = manifest["source"], dict(manifest["cubins"])
@@ -40,8 +48,7 @@ def cubin_for(major: int, minor: int, folder: Path) -> Path | None:
         ) from error
     if built_from != digest(kernel_source()):
         raise ConfigError(f"the cubins in {folder} were built from another source than this one: {_REMEDY}")
-    architecture = _best(list(files), major, minor)
-    return None if architecture is None else _checked(folder, architecture, files[architecture])
+    return files
 
 
 def cubin_path(architecture: str, folder: Path) -> Path:

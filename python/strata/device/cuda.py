@@ -41,10 +41,15 @@ POLL_S = 100e-6
 """How often completions are looked for while something is in flight."""
 IDLE_S = 0.05
 """How long the thread sleeps with nothing in flight; a transfer wakes it."""
+MOST_BACKUPS = 4
+"""Backups among them: further ones wait here, so that however many there are, a load finds room at once."""
 MOST_FAILURES = 3
 """Transfers in a row that may fail to be queued before the Mover goes out of service."""
 CLOSE_S = 5.0
 """How long `close` waits for what is in flight."""
+
+_Taken = tuple[int, str, npt.NDArray[np.uint32], npt.NDArray[np.uint32]]
+"""A transfer as `TransferSource.take` gives it."""
 
 _NEVER_FREED: list[CudaMover] = []
 """Movers, with all that they keep, of devices that may still be writing when nobody can tell any more."""
@@ -76,7 +81,8 @@ class CudaPool:
 
 @dataclass
 class _Flight:
-    """A transfer on the device. `events` has one for each command that was queued; `end` is behind all of it."""
+    """A transfer on the device. `events` has one for each command that was queued; `end` is behind all of it. A load
+    has a command for each layer, or one for all."""
 
     transfer: int
     direction: Direction
@@ -94,6 +100,11 @@ class _Flight:
     def is_queued(self) -> bool:
         """Whether every command is on the stream."""
         return len(self.events) == self.commands
+
+    def event_of(self, layer: int) -> Event | None:
+        """What the layer is behind, once its command is queued."""
+        place = min(layer, self.commands - 1)
+        return self.events[place] if place < len(self.events) else None
 
 
 @dataclass
@@ -135,6 +146,7 @@ class CudaMover:
         self._step_lock = threading.Lock()
         self._changed = threading.Condition()
         self._flights: dict[int, _Flight] = {}
+        self._held: deque[_Taken] = deque()
         self._problem: str | None = None
         self._failures = 0
         self._lost = False
@@ -157,7 +169,8 @@ class CudaMover:
         try:
             self._step_event = self._runtime.create_event()
             for direction in DIRECTIONS:
-                self._lanes[direction] = _Lane(self._runtime.create_stream())
+                # What the model waits for does not queue up behind the blocks of its own kernels.
+                self._lanes[direction] = _Lane(self._runtime.create_stream(urgent=direction == "load"))
             self._tables.prepare()
             if self._choice is None:
                 self._choice = measure_paths(
@@ -186,6 +199,8 @@ class CudaMover:
             self._problem = f"the Mover's thread did not end within {limit_s:g} s"
             _log.error("%s: all of its memory stays reserved", self._problem)
             return False
+        for transfer, *_ in self._no_longer_held():
+            self._queue.cancelled(transfer, 0.0)
         try:
             self._runtime.bind_thread()
         except Exception as error:  # noqa: BLE001 - what can be given back still is
@@ -252,8 +267,8 @@ class CudaMover:
         with self._changed:
             while True:
                 flight = self._flights.get(transfer)
-                if flight is not None and len(flight.events) > layer:
-                    self._runtime.stream_wait_event(stream, flight.events[layer])
+                if flight is not None and (event := flight.event_of(layer)) is not None:
+                    self._runtime.stream_wait_event(stream, event)
                     return True
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -291,12 +306,33 @@ class CudaMover:
                 time.sleep(POLL_S if self._flights else IDLE_S)
             elif not self._tables.has_room:
                 time.sleep(POLL_S)
-            elif (taken := self._queue.take(POLL_S if self._flights else IDLE_S)) is not None:
+            elif (taken := self._next()) is not None:
                 self._begin(*taken)
         except Exception as error:  # noqa: BLE001 - the thread goes on looking for the ends of what is in flight
             self._runtime.clear_sticky_error()
             self._take_out_of_service(*_told(error))
             time.sleep(POLL_S)
+
+    def _next(self) -> _Taken | None:
+        """What to begin now, if anything: a backup only while few are on the device."""
+        with self._changed:
+            backups = len(self._lanes["backup"].flights)
+            if self._held and backups < MOST_BACKUPS:
+                return self._held.popleft()
+        taken = self._queue.take(POLL_S if self._flights else IDLE_S)
+        if taken is None or taken[1] == "load" or backups < MOST_BACKUPS:
+            return taken
+        with self._changed:
+            if self._problem is not None:
+                return taken  # `_begin` ends it
+            self._held.append(taken)
+        return None
+
+    def _no_longer_held(self) -> list[_Taken]:
+        """What was taken and not begun, for whoever ends it."""
+        with self._changed:
+            held, self._held = list(self._held), deque()
+        return held
 
     def _begin(
         self, transfer: int, kind: str, source: npt.NDArray[np.uint32], destination: npt.NDArray[np.uint32]
@@ -395,7 +431,8 @@ class CudaMover:
             ready += 1
         if ready > flight.ready:
             if flight.direction == "load":
-                self._queue.layers_ready(flight.transfer, ready)
+                whole = ready == flight.commands
+                self._queue.layers_ready(flight.transfer, self._edge.layers if whole else ready)
             flight.ready = ready
         if flight.is_queued:
             return ready == flight.commands
@@ -450,6 +487,8 @@ class CudaMover:
                 for lane in self._lanes.values():
                     lane.flights.clear()
             self._changed.notify_all()
+        for transfer, *_ in self._no_longer_held():
+            self._queue.done(transfer, 0, 0, 0.0, reason)
         # Nothing runs in a context that is lost.
         self._queue.close(torn_down=fatal)
 

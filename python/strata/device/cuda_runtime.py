@@ -97,8 +97,9 @@ class CudaRuntime(Protocol):
         """The stream on which the calling thread's model computes."""
         ...
 
-    def create_stream(self) -> Stream:
-        """A stream that does not wait for the default one."""
+    def create_stream(self, urgent: bool = False) -> Stream:
+        """A stream that does not wait for the default one. Blocks of `urgent` kernels are placed before those of others
+        that wait for a processor."""
         ...
 
     def destroy_stream(self, stream: Stream) -> None:

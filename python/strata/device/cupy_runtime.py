@@ -16,6 +16,7 @@ import torch
 
 from strata.device import kernels
 from strata.device.cuda_runtime import DeviceError, Event, KernelCall, MemoryInfo, Stream
+from strata.device.kernel_source import BUILT
 from strata.errors import ConfigError
 
 _NOT_READY = 600
@@ -23,6 +24,8 @@ _SUCCESS = 0
 _LOST = frozenset({4, 46, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721})
 """Errors after which no call of this process on this device succeeds any more."""
 _NON_BLOCKING = 1
+_HIGHEST_PRIORITY = -100
+"""Lower is higher; CUDA takes what is below its own range as the lowest number of it."""
 _NO_TIMING = 2
 _PORTABLE_AND_MAPPED = 1 | 2
 _ANY_DIRECTION = 4
@@ -105,8 +108,14 @@ class CupyRuntime:
                 name: self._call(f"load the kernel {name}", module.get_function, name)
                 for name in kernels.kernel_names()
             }
-        except (ConfigError, DeviceError):
+        except ConfigError:
             raise
+        except DeviceError as error:
+            raise DeviceError(
+                f"{error}; if a driver is too old for the cubins of `make cubins`, remove {BUILT} to have CuPy "
+                "compile the kernels, or serve with --device cpu",
+                error.fatal,
+            ) from error
         except Exception as error:  # the compiler's own, or a library of CUDA that is not there
             first = next(iter(str(error).splitlines()), "")
             raise ConfigError(
@@ -129,9 +138,14 @@ class CupyRuntime:
         """torch's current stream of the calling thread."""
         return Stream(torch.cuda.current_stream(self._device).cuda_stream)
 
-    def create_stream(self) -> Stream:
-        """A stream that does not wait for the default one."""
-        stream = Stream(self._call("make a stream", self._api.streamCreateWithFlags, _NON_BLOCKING))
+    def create_stream(self, urgent: bool = False) -> Stream:
+        """A stream that does not wait for the default one; all are equally urgent before CuPy 14."""
+        with_priority = getattr(self._api, "streamCreateWithPriority", None)
+        if urgent and with_priority is not None:
+            made = self._call("make a stream", with_priority, _NON_BLOCKING, _HIGHEST_PRIORITY)
+        else:
+            made = self._call("make a stream", self._api.streamCreateWithFlags, _NON_BLOCKING)
+        stream = Stream(made)
         self._streams[stream] = self._cupy_stream(stream)
         return stream
 
@@ -211,12 +225,14 @@ class CupyRuntime:
         if self._batch is None:
             raise DeviceError("this CUDA runtime has no batched copies: CUDA 13 has")
         count = len(sources)
+        # Each has a name, so that it lives until the call has read it.
+        to, come = np.ascontiguousarray(destinations), np.ascontiguousarray(sources)
         sizes = np.full(count, size_bytes, dtype=np.uint64)
         attributes = _CopyAttributes(source_access_order=_IN_STREAM_ORDER)
         first = ctypes.c_size_t(0)
         status = self._batch(
-            np.ascontiguousarray(destinations).ctypes.data,
-            np.ascontiguousarray(sources).ctypes.data,
+            to.ctypes.data,
+            come.ctypes.data,
             sizes.ctypes.data,
             count,
             ctypes.byref(attributes),

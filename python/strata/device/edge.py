@@ -52,7 +52,8 @@ class PagePairs:
 
 
 class Work:
-    """One transfer's commands. A load has one for each layer, a backup one in all; `begin` comes before the first."""
+    """One transfer's commands. A load has one for each layer unless its path takes all at once, a backup one in all;
+    `begin` comes before the first."""
 
     def __init__(
         self, runtime: CudaRuntime, edge: Edge, direction: Direction, pairs: PagePairs, path: Path
@@ -67,7 +68,11 @@ class Work:
     @property
     def commands(self) -> int:
         """How many there are."""
-        return self._edge.layers if self._direction == "load" else 1
+        return self._edge.layers if self._goes_by_layer else 1
+
+    @property
+    def _goes_by_layer(self) -> bool:
+        return self._direction == "load" and not self._path.whole
 
     def begin(self, table: PageTable, stream: Stream) -> None:
         """Queues what the commands need on the device. `table` stays in use until the last of them has run."""
@@ -75,14 +80,14 @@ class Work:
             self._tables = table.send(self._runtime, self._pairs.device, self._pairs.host, stream)
 
     def queue(self, command: int, stream: Stream) -> None:
-        """Queues one command: for a load the layer of that number."""
+        """Queues one command: for a load that goes by layer the layer of that number."""
         if self._path.kind == "batch":
-            layers = range(command, command + 1) if self._direction == "load" else range(self._edge.layers)
+            layers = range(command, command + 1) if self._goes_by_layer else range(self._edge.layers)
             self._queue_batch(layers, stream)
-        elif self._direction == "load":
+        elif self._goes_by_layer:
             self._queue_kernel("load_layer", command, stream)
         else:
-            self._queue_kernel("back_up_all", 0, stream)
+            self._queue_kernel("load_all" if self._direction == "load" else "back_up_all", 0, stream)
 
     def _queue_kernel(self, kind: Kind, layer: int, stream: Stream) -> None:
         edge = self._edge

@@ -152,8 +152,8 @@ class FakeCudaRuntime:
             self._queues.setdefault(_HOST_SYNCHRONOUS, _Queue(1.0))
             return _HOST_SYNCHRONOUS
 
-    def create_stream(self) -> Stream:
-        """A stream with a pace of its own."""
+    def create_stream(self, urgent: bool = False) -> Stream:
+        """A stream with a pace of its own, urgent or not."""
         with self._lock:
             self._called("create_stream")
             stream = Stream(self._number())
@@ -348,7 +348,8 @@ class FakeCudaRuntime:
 
     def _drain_stream(self, stream: Stream) -> None:
         while self._queues[stream].items:
-            if not self._turn(any_pace=True):
+            # A turn in which nothing runs may still have passed the last wait.
+            if not self._turn(any_pace=True) and self._queues[stream].items:
                 raise DeviceError(
                     "streams wait for each other in a circle" if self.lost is None else self.lost
                 )

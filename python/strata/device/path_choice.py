@@ -1,7 +1,9 @@
-"""The policy that picks how a transfer goes: by a kernel with so many blocks, or by the copy engine in one batch.
+"""The policy that picks how a transfer goes: by a kernel with so many blocks, or by the copy engine in one batch; and
+whether a load's layers go one by one, so that the first can be computed while the others come, or all at once.
 
 Blocks are processors that the model does not get, so the fewest win that are about as quick as the quickest; the copy
-engine takes none but costs the host a descriptor for every piece, so it must be clearly quicker.
+engine takes none but costs the host a descriptor for every piece, so it must be clearly quicker. A load of few bytes
+costs the host more than the link: there all layers at once spare it a command for each.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ AS_QUICK = 1.05
 """A kernel with fewer blocks is taken if it takes at most this many times as long as the quickest."""
 CLEARLY_QUICKER = 0.9
 """The copy engine is taken if it takes at most this part of the kernel's time."""
+WHOLE_WAITS = 2.0
+"""All layers go at once if that takes at most this many times as long as one layer of those that go one by one: the
+model then waits hardly longer for its first layer, and for no other."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """How pieces move. `blocks` is 0 for `batch`."""
+    """How pieces move. `blocks` is 0 for `batch`. `whole`: all layers of a load by one command; a backup always is."""
 
     kind: Literal["kernel", "batch"]
     blocks: int = 0
+    whole: bool = False
 
     def __str__(self) -> str:
-        return "copy engine" if self.kind == "batch" else f"kernel of {self.blocks} blocks"
+        how = "copy engine" if self.kind == "batch" else f"kernel of {self.blocks} blocks"
+        return f"{how}, all layers at once" if self.whole else how
 
 
 @dataclass(frozen=True)
@@ -66,19 +73,24 @@ class PathChoice:
         return f"loads by {shown(self.loads)}; backups by {shown(self.backups)}"
 
 
-def choose(measurements: Sequence[Measurement]) -> PathChoice:
-    """The best paths as far as they were measured; a direction that was not keeps its default."""
+def choose(measurements: Sequence[Measurement], layers: int) -> PathChoice:
+    """The best paths for so many layers, as far as they were measured; a direction that was not keeps its default."""
     default = PathChoice()
     return PathChoice(
-        _table([one for one in measurements if one.direction == "load"]) or default.loads,
-        _table([one for one in measurements if one.direction == "backup"]) or default.backups,
+        _table([one for one in measurements if one.direction == "load"], layers) or default.loads,
+        _table([one for one in measurements if one.direction == "backup"], layers) or default.backups,
     )
 
 
-def _table(measurements: Sequence[Measurement]) -> tuple[tuple[int, Path], ...]:
+def _table(measurements: Sequence[Measurement], layers: int) -> tuple[tuple[int, Path], ...]:
     table: list[tuple[int, Path]] = []
     for pages in sorted({one.pages for one in measurements}):
-        path = _best({one.path: one.seconds for one in measurements if one.pages == pages})
+        seconds = {one.path: one.seconds for one in measurements if one.pages == pages}
+        path = _best({path: took for path, took in seconds.items() if not path.whole})
+        at_once = {path: took for path, took in seconds.items() if path.whole}
+        if at_once:
+            whole = _best(at_once)
+            path = whole if seconds[whole] <= WHOLE_WAITS * seconds[path] / layers else path
         if not table or table[-1][1] != path:
             table.append((pages, path))
     return tuple(table)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,25 +34,31 @@ def measure_paths(runtime: CudaRuntime, edge: Edge, tables: PageTables, stream: 
     """The best paths. Raises DeviceError if the device does not do what it must."""
     paths = [Path("kernel", blocks) for blocks in BLOCKS]
     paths += [Path("batch")] if runtime.has_batched_copies else []
+    ways: dict[Direction, list[Path]] = {
+        "load": paths + [replace(path, whole=True) for path in paths],
+        "backup": paths,
+    }
     most = min(edge.device_pages, edge.host_pages, MOST_BYTES // edge.page_bytes)
     sizes = [pages for pages in PAGES if pages <= most]
     measurements: list[Measurement] = []
     event = runtime.create_event()
     try:
         for direction in DIRECTIONS if sizes else ():
-            _Trial(runtime, edge, tables, stream, event, direction, sizes[0]).run(paths[0])
+            trial = _Trial(runtime, edge, tables, stream, event, direction, sizes[0])
+            for path in ways[direction][:: len(paths)]:
+                trial.run(path)
         deadline = time.monotonic() + LIMIT_S
         for pages, direction in itertools.product(sizes, DIRECTIONS):
             if measurements and time.monotonic() > deadline:
                 break
             trial = _Trial(runtime, edge, tables, stream, event, direction, pages)
-            measurements += trial.measure(paths)
+            measurements += trial.measure(ways[direction])
     except DeviceError as error:
         if not error.fatal:
             runtime.destroy_event(event)
         raise
     runtime.destroy_event(event)
-    return choose(measurements)
+    return choose(measurements, edge.layers)
 
 
 class _Trial:
@@ -77,14 +84,18 @@ class _Trial:
         )
 
     def measure(self, paths: list[Path]) -> list[Measurement]:
-        found = []
+        found: list[Measurement] = []
+        refused = False
         for path in paths:
+            if refused and path.kind == "batch":
+                continue
             try:
                 seconds = min(self.run(path) for _ in range(ROUNDS))
             except DeviceError as error:
                 if path.kind == "kernel" or error.fatal:
                     raise
                 self._runtime.clear_sticky_error()
+                refused = True
                 _log.warning("batched copies are not used: %s", error)
                 continue
             found.append(Measurement(self._direction, self._pages, path, seconds))

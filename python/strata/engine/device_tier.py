@@ -90,9 +90,9 @@ class DeviceTier(Protocol):
         """Everything that the step read has come. Raises LoadFailedError if something has not, DeviceError."""
         ...
 
-    def wait_step_before(self, timeout_s: float) -> None:
-        """The step before the latest one is over, so that the host is never further ahead. Raises DeviceError, also if
-        it runs for longer than `timeout_s` seconds."""
+    def wait_step_before(self, timeout_s: float) -> bool:
+        """The step before the latest one is over, so that the host is never further ahead; whether it was not over when
+        this was called. Raises DeviceError, also if it runs for longer than `timeout_s` seconds."""
         ...
 
     def close(self) -> None:
@@ -128,8 +128,9 @@ class CpuTier:
     def confirm_loads(self, plan: Plan, timeout_s: float) -> None:
         """They were waited for."""
 
-    def wait_step_before(self, timeout_s: float) -> None:
+    def wait_step_before(self, timeout_s: float) -> bool:
         """It was over when its call returned."""
+        return False
 
     def close(self) -> None:
         """Core's threads end with it."""
@@ -211,13 +212,15 @@ class CudaTier:
         still fail."""
         self._each_load(plan, self._layers - 1, timeout_s, self._mover.confirm)
 
-    def wait_step_before(self, timeout_s: float) -> None:
+    def wait_step_before(self, timeout_s: float) -> bool:
         """Polls, and sleeps in between. A load that comes now is then behind the running step and the queued one at
         most, however many chunks a prompt has."""
         event = self._ends[(self._steps - 1) % 2]
         deadline = time.monotonic() + timeout_s
+        waited = False
         try:
             while not self._runtime.query(event):
+                waited = True
                 if time.monotonic() >= deadline:
                     raise DeviceError(
                         f"a step still runs on the device after {timeout_s:g} s: if steps are that long, give a "
@@ -227,6 +230,7 @@ class CudaTier:
         except DeviceError as error:
             self._note(error)
             raise
+        return waited
 
     def _note(self, error: DeviceError) -> None:
         self._lost = self._lost or error.fatal

@@ -31,7 +31,7 @@ from strata.engine.runtime_options import PoolSizes, device_memory, runtime_opti
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
 from strata.engine.step import LOAD_TIMEOUT_S, STEP_TIMEOUT_S, run_step
-from strata.engine.step_clock import StepClock
+from strata.engine.step_clock import MeasuredStep, StepClock
 from strata.engine.step_log import StepLog, header_of
 from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
@@ -46,6 +46,14 @@ _WARM_UP_S = 60.0
 _JOIN_S = 5.0
 """How long a shutdown waits for the step that is running."""
 _DEVICE_LOST = "the device is lost: restart the server"
+
+
+def _only_row(plan: Plan) -> tuple[int, int] | None:
+    """Tokens and context before them, of a plan for one request."""
+    if len(plan.requests) != 1:
+        return None
+    tokens, context = plan.query_lengths[0], plan.context_lengths[0]
+    return tokens, context - tokens
 
 
 class _TokenTextless:
@@ -187,6 +195,7 @@ class Engine:
         if plan.epoch < self._epoch:
             return
         started, was_loading = time.monotonic(), plan.loading
+        before: MeasuredStep | None = None
         try:
             model, answers = self._served.model, self._answers
             scored = answers.scored_rows(plan)
@@ -197,7 +206,8 @@ class Engine:
             self._tier.confirm_loads(plan, LOAD_TIMEOUT_S)
             if not sampled:
                 # No token brought the host up to the device: see how far behind that is.
-                self._tier.wait_step_before(STEP_TIMEOUT_S)
+                waited = self._tier.wait_step_before(STEP_TIMEOUT_S)
+                before = self._clock.queued(_only_row(plan), started, was_loading, waited, time.monotonic())
         except LoadFailedError as error:
             _log.warning("%s; its requests are computed again", error)
             self._discard(plan, "late load" if error.late else "load")
@@ -212,6 +222,9 @@ class Engine:
         busy = self._clock.busy_s(took, plan.samples, was_loading)
         if plan.is_prefill:
             answers.measure(sum(plan.query_lengths), busy)
+        if before is not None:
+            answers.measure(before.tokens, before.seconds)
+            self._runtime.measured(before.tokens, before.context, before.seconds)
         answers.note_sources(plan)
         taken = answers.take(plan, sampled)
         self._runtime.plan_done(plan.id, taken.tokens, taken.ended, busy, stalled)
@@ -331,14 +344,22 @@ class Engine:
 
     def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
         """Gives a tier another size while requests run; pages beyond it are evicted as their users let go. The device
-        can grow up to what the engine was started with. Returns the bytes that the tier has now, and whether
-        something still used pages beyond that after `timeout_s` seconds. Raises RequestError, CapacityError,
-        StorageError."""
+        can grow up to what the engine was started with, and so can the host if a GPU knows its memory. Returns the
+        bytes that the tier has now, and whether something still used pages beyond that after `timeout_s` seconds.
+        Raises RequestError, CapacityError, StorageError."""
         if tier not in TIERS:
             raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
         if size_bytes < 0:
             raise RequestError(
                 f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB"
+            )
+        arena = self._tier.arena
+        if tier == "host" and arena is not None and size_bytes // arena.page_stride > arena.pages:
+            most = arena.pages * arena.page_stride
+            raise CapacityError(
+                f"{size_bytes} bytes for the host tier are more than the {most} bytes that were pinned for the GPU "
+                "when the engine started, and what is pinned cannot grow: give less, or restart with a larger "
+                "--host-memory"
             )
         return self._runtime.resize(tier, size_bytes, timeout_s)
 

@@ -68,14 +68,26 @@ def _write_policy(config: StrataConfig) -> str:
     return config.cache.write_policy if chosen else "selective"
 
 
+def _refuse_copy_threads(cache: CacheOptions, device: str) -> None:
+    """Raises ConfigError for settings of copy threads, which would change nothing."""
+    given = {
+        "--copy-threads": str(cache.copy_threads or ""),
+        "--backup-niceness": str(cache.backup_niceness or ""),
+        "--copy-bandwidth": format_size(cache.copy_bandwidth) if cache.copy_bandwidth else "",
+    }
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{flag} {value} is about threads that copy between device and host, and --device {device} has none: "
+                "the device itself moves pages. Leave it out, or serve with --device cpu"
+            )
+
+
 def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes) -> dict[str, Any]:
     """The options of `strata._core.Runtime`, all of them. Raises ConfigError for what the device cannot do."""
     cache, scheduler = config.cache, config.scheduler
-    if cache.copy_bandwidth and config.model.device != "cpu":
-        raise ConfigError(
-            f"--copy-bandwidth {format_size(cache.copy_bandwidth)} slows down copy threads, and --device "
-            f"{config.model.device} has none: leave it out, or serve with --device cpu"
-        )
+    if config.model.device != "cpu":
+        _refuse_copy_threads(cache, config.model.device)
     return {
         "page_size": cache.page_size,
         "layers": served.model.config.layers,

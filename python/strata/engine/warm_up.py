@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 
 import torch
 
 from strata._core import Runtime
+from strata.engine.step_clock import MeasuredStep
 from strata.models import CausalLM, ForwardBatch, pool_shape
 
 _log = logging.getLogger("strata.engine")
@@ -22,15 +22,6 @@ _COLD = ((_LONG, 0), (1, _LONG))
 """Steps, as (tokens, context), that meet thread pools, kernels' first calls and cold weights."""
 _MEASURED = ((_SHORT, 0), (_LONG, 0), (1, _LONG))
 """Steps that are measured: two prefills, so that a step's cost and a token's can be told apart, and a decode."""
-
-
-@dataclass(frozen=True)
-class MeasuredStep:
-    """One step of one request: `tokens` after `context` others took `seconds`."""
-
-    tokens: int
-    context: int
-    seconds: float
 
 
 def first_steps(model: CausalLM, pool: torch.Tensor, page_size: int) -> list[MeasuredStep]:

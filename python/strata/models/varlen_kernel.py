@@ -118,39 +118,45 @@ class VarlenKernel:
             arrays += [ends(rows.queries[first:end]), *self._keys(rows, first, end)]
         own, *others = to_device(arrays, rows.batch.device)
         groups, start = [], 0
-        for (first, end), (queries, *keys) in zip(bounds, _chunks(others, 3), strict=True):
-            lengths = rows.queries[first:end]
+        for (first, end), (queries, *keys) in zip(
+            bounds, _chunks(others, len(others) // len(bounds)), strict=True
+        ):
+            lengths, cached = rows.queries[first:end], rows.cached[first:end]
             if not len(lengths):
                 continue
             stop = start + int(lengths.sum())
-            # In place, a row may be as long as its block table is wide.
-            most_key = (
-                keys[0].shape[1] * rows.batch.page_size
-                if self._in_place
-                else power_of_two(int(rows.cached[first:end].max()))
-            )
             most_query = power_of_two(int(lengths.max()))
-            groups.append(_Group(start, stop, most_query, most_key, queries, keys[0], keys[1]))
+            if self._in_place:
+                table, used = keys
+                # A row may be as long as its block table is wide.
+                most_key = table.shape[1] * rows.batch.page_size
+                groups.append(_Group(start, stop, most_query, most_key, queries, table, used))
+            else:
+                token_ends, page_ends, pages = keys
+                slots = token_slots(token_ends, page_ends, pages, int(cached.sum()), rows.batch.page_size)
+                both = torch.cat([slots, slots + rows.batch.slots])
+                most_key = power_of_two(int(cached.max()))
+                groups.append(_Group(start, stop, most_query, most_key, queries, token_ends, both))
             start = stop
         most_own = power_of_two(int(rows.own.max())) if len(rows.own) else 0
         return VarlenPlan(self._call, rows, self._in_place, own, most_own, tuple(groups))
 
-    def _keys(self, rows: SplitRows, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Block table and cached tokens; or ends of the gathered keys, and the slots of K and then of V."""
+    def _keys(self, rows: SplitRows, first: int, end: int) -> tuple[np.ndarray, ...]:
+        """Block table and cached tokens; or what `token_slots` takes: a few bytes a page, however long the context."""
         pages, cached = rows.pages[first:end], rows.cached[first:end]
         if self._in_place:
             table = np.zeros((len(pages), power_of_two(max(map(len, pages), default=0))), np.int32)
             for row, ids in enumerate(pages):
                 table[row, : len(ids)] = ids
             return table, cached
-        slots = [token_slots(ids, rows.batch.page_size, int(n)) for ids, n in zip(pages, cached, strict=True)]
-        keys = np.concatenate(slots) if slots else np.empty(0, np.int64)
-        return ends(cached), np.concatenate([keys, keys + rows.batch.slots])
+        counts = np.array([len(ids) for ids in pages], np.int32)
+        return ends(cached), ends(counts), np.concatenate(pages) if pages else np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows that are attended in one call: query tokens ``start:stop``. ``first`` and ``second`` are as `_keys` says."""
+    """Rows that are attended in one call: query tokens ``start:stop``. ``first`` and ``second`` are block table and
+    cached tokens, or ends of the gathered keys and the slots of K and then of V."""
 
     start: int
     stop: int
@@ -205,10 +211,19 @@ def power_of_two(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def token_slots(pages: np.ndarray, page_size: int, tokens: int) -> np.ndarray:
-    """Slots of the first `tokens` tokens of some pages; int64."""
-    slots = pages[:, None].astype(np.int64) * page_size + np.arange(page_size)
-    return slots.reshape(-1)[:tokens]
+def token_slots(
+    token_ends: torch.Tensor, page_ends: torch.Tensor, pages: torch.Tensor, tokens: int, page_size: int
+) -> torch.Tensor:
+    """Slots of the first tokens of each row's pages; int64 [tokens], row after row, on the device of the arguments and
+    without waiting for it. ``token_ends`` and ``page_ends``: int32 [rows + 1], ends of the rows' tokens and pages;
+    ``pages``: their page ids."""
+    device = pages.device
+    numbers = torch.arange(len(token_ends) - 1, device=device)
+    # With the number of tokens told, the device need not be asked for it.
+    row = torch.repeat_interleave(numbers, token_ends.diff(), output_size=tokens)
+    token = torch.arange(tokens, device=device) - token_ends[row]
+    page = pages[page_ends[row] + token // page_size].to(torch.int64)
+    return page * page_size + token % page_size
 
 
 def _groups(cached: np.ndarray) -> Iterator[tuple[int, int]]:
