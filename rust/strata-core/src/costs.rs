@@ -4,7 +4,7 @@
 use crate::plan::PlanRow;
 use std::time::Duration;
 use strata_sched::cost::{CostModel, CostPrior, CostReport, StepShape};
-use strata_sched::Prices;
+use strata_sched::{LoadPrice, Prices};
 use strata_types::{Time, TransferKind};
 
 /// A link that is never idle is measured this often at most.
@@ -156,6 +156,11 @@ impl Costs {
     /// A step of this shape.
     pub fn step(&self, shape: &StepShape) -> Option<Duration> {
         self.model.predict_step(shape)
+    }
+
+    /// Host to device, by the token.
+    pub fn load_price(&self, bytes_per_token: u64) -> Option<LoadPrice> {
+        LoadPrice::of(&self.model, bytes_per_token)
     }
 
     /// What a decision reckons with. `decode` is the next decode step.

@@ -10,6 +10,7 @@ mod costs;
 mod driver;
 mod ending;
 mod link_trial;
+mod loads_in_order;
 mod maintenance;
 mod plan;
 mod planning;

@@ -2,8 +2,9 @@
 //! are formed ahead; a row may need the token that the plan before it samples.
 
 use crate::core::Core;
+use crate::loads_in_order::LoadsInOrder;
 use crate::plan::{Action, Plan, PlanKind, PlanRow, RowResult};
-use crate::request::{Ending, Phase, Request, Running};
+use crate::request::{Ending, Phase};
 use crate::stats::WaitingReport;
 use crate::CoreError;
 use std::time::Duration;
@@ -92,9 +93,7 @@ impl Core {
     }
 
     fn with_view<T>(&mut self, now: Time, ask: impl FnOnce(&mut dyn Policy, &View<'_>) -> T) -> T {
-        let running = self.running.iter().filter_map(|id| self.requests.get(id));
-        let prefilling: Vec<Prefilling> =
-            running.filter(|request| request.prefilling()).map(|request| self.prefilling(request)).collect();
+        let (prefilling, before) = self.still_loading();
         let decodable = self.decodable();
         let mut next_step = StepShape::default();
         for request in decodable.iter().filter_map(|id| self.requests.get(id)) {
@@ -102,7 +101,7 @@ impl Core {
         }
         let page_size = self.page_size() as u32;
         let mut prices = self.costs.prices(self.bytes_per_token(), &next_step);
-        prices.head_start = self.head_start(&prices);
+        prices.head_start = self.head_start(&prices, before);
         let view = View {
             now,
             waiting: &self.queue,
@@ -119,16 +118,14 @@ impl Core {
         ask(self.policy.as_mut(), &view)
     }
 
-    /// Seconds for which a load that begins now is hidden before a plan that is formed now can begin.
-    fn head_start(&self, prices: &Prices) -> f64 {
+    /// Seconds for which a load that begins now is hidden before a plan that is formed now can begin. `before` is what
+    /// the link still carries for the plans before.
+    fn head_start(&self, prices: &Prices, before: u32) -> f64 {
         let mut plans = self.plans.iter().map(|plan| self.predicted(&plan.rows));
         let Some(front) = plans.next() else { return 0.0 };
         let ahead = front.saturating_sub(self.now.since(self.front_since)) + plans.sum::<Duration>();
         // One link: what is on its way for the plans before comes first.
-        let running = self.running.iter().filter_map(|id| self.requests.get(id));
-        let before = running.filter(|request| !request.prefilling()).filter_map(|request| request.running());
-        let tokens: u32 = before.map(|running| self.tokens_loading(running)).sum();
-        let busy = prices.load_seconds(f64::from(tokens)).unwrap_or_default();
+        let busy = prices.load_seconds(f64::from(before)).unwrap_or_default();
         (ahead.as_secs_f64() - busy).max(0.0)
     }
 
@@ -136,25 +133,30 @@ impl Core {
         self.control.config().page_bytes / self.page_size() as u64
     }
 
-    pub(crate) fn prefilling(&self, request: &Request) -> Prefilling {
-        let mut row = Prefilling { id: request.id, ..Prefilling::default() };
-        if let Some(running) = request.running() {
-            row.remaining = request.prefill_left() as u32;
-            row.context = running.planned as u32;
-            row.loading = self.tokens_loading(running);
-            row.since = running.since;
+    /// Requests with prompt left to compute, and the tokens on their way for those with none.
+    fn still_loading(&self) -> (Vec<Prefilling>, u32) {
+        let price = self.costs.load_price(self.bytes_per_token());
+        let mut link = LoadsInOrder::new(self.now, price);
+        let (mut prefilling, mut others) = (Vec::new(), 0);
+        // In order of admission, in which their loads began.
+        for request in self.running.iter().filter_map(|id| self.requests.get(id)) {
+            let Some(running) = request.running() else { continue };
+            let page_size = self.page_size() as u32;
+            let unreported = self.control.pages_loading(&running.loads) * page_size;
+            let loading = link.rest(running.since, running.pages_to_load * page_size, unreported);
+            if request.prefilling() {
+                prefilling.push(Prefilling {
+                    id: request.id,
+                    remaining: request.prefill_left() as u32,
+                    context: running.planned as u32,
+                    loading,
+                    since: running.since,
+                });
+            } else {
+                others += loading;
+            }
         }
-        row
-    }
-
-    /// Tokens of a request's hit that are still on their way, by how long they have been.
-    fn tokens_loading(&self, running: &Running) -> u32 {
-        let page_size = self.page_size() as u32;
-        let per_token = self.costs.load(self.bytes_per_token()).map(|span| span.as_secs_f64());
-        let elapsed = self.now.since(running.since).as_secs_f64();
-        let there = per_token.filter(|span| *span > 0.0).map_or(0.0, |span| elapsed / span) as u32;
-        let unreported = self.control.pages_loading(&running.loads) * page_size;
-        rest_of_load(running.pages_to_load * page_size, unreported, there)
+        (prefilling, others)
     }
 
     fn decodable(&self) -> Vec<RequestId> {
@@ -351,26 +353,5 @@ impl Core {
         running.progress = self.now;
         running.duplicates.extend(duplicates);
         Ok(())
-    }
-}
-
-/// Tokens of a load that are still on their way: of its `whole`, `there` have come by now if it goes as predicted, and
-/// transfers of all but `unreported` were reported whole. Until the last is, something is missing.
-fn rest_of_load(whole: u32, unreported: u32, there: u32) -> u32 {
-    whole.saturating_sub(there).min(unreported).max(unreported.min(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rest_of_load;
-
-    #[test]
-    fn what_has_come_is_taken_from_the_whole_load_and_not_from_its_last_transfer() {
-        // Of 4,000 tokens in four transfers, three are reported and 3,200 should be there.
-        assert_eq!(rest_of_load(4000, 1000, 3200), 800);
-        // Reports say more than the prediction, then less.
-        assert_eq!(rest_of_load(4000, 1000, 1000), 1000);
-        assert_eq!(rest_of_load(4000, 1000, 9000), 1);
-        assert_eq!(rest_of_load(4000, 0, 1000), 0);
     }
 }

@@ -231,9 +231,10 @@ impl Core {
     /// the first few would give up a read that is far cheaper than the time of the device.
     fn busy_ahead(&self, id: RequestId) -> Duration {
         let running = self.running.iter().filter_map(|other| self.requests.get(other));
-        let running = running.filter(|request| request.prefilling()).map(|request| {
-            let row = self.prefilling(request);
-            (row.remaining, row.context)
+        let running = running.filter(|request| request.prefilling());
+        let running = running.filter_map(|request| {
+            let planned = request.running()?.planned;
+            Some((request.prefill_left() as u32, planned as u32))
         });
         let before = self.queue.iter().take(MOST_AHEAD).take_while(|waiting| waiting.id != id);
         let waiting = before.map(|waiting| {

@@ -21,6 +21,8 @@ pub struct Scale {
     pub takes_helpers: bool,
     /// What a request saves that joins a batch instead of having a step of its own.
     pub own_step: f64,
+    /// What a decode step of those who run hides, and what whoever then goes on loading waits for.
+    pub decode_step: f64,
 }
 
 impl Scale {
@@ -41,6 +43,13 @@ impl Scale {
     #[inline]
     pub fn is_loading_bound(&self, work: &Work) -> bool {
         self.margin(work) < 0.0
+    }
+
+    /// Whether streams had better decode while this batch loads: where nobody `queues` behind it, only if the device
+    /// would otherwise stand still for longer than the batch then waits.
+    #[inline]
+    pub fn is_bubble(&self, work: &Work, queues: bool) -> bool {
+        self.margin(work) < if queues { 0.0 } else { -self.decode_step }
     }
 
     /// Whether a load takes less than what its request saves by joining a batch: else all of the batch had better not
@@ -159,6 +168,7 @@ impl Balance for Predicted {
             per_loaded: load.per_token,
             takes_helpers: true,
             own_step: prefill.per_step,
+            decode_step: prices.decode_step.unwrap_or_default(),
         }
     }
 

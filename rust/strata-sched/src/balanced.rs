@@ -362,11 +362,13 @@ impl<B: Balance> Balanced<B> {
     /// What is computed now and what waits for its load.
     fn conclude<R: Recorder>(&mut self, batch: &Batch<'_>, view: &View<'_>, recorder: &mut R) -> Decision {
         let decode_first = batch.bound.decode_first();
+        let fresh = batch.rows.iter().filter(|row| row.since.is_none()).count();
+        let queues = view.waiting.len() > fresh;
         let bubble =
-            self.options.bubbles && !view.decodable.is_empty() && self.scale.is_loading_bound(&batch.work);
+            self.options.bubbles && !view.decodable.is_empty() && self.scale.is_bubble(&batch.work, queues);
         let (mut chunks, mut admissions, mut computes) = (Vec::new(), Vec::new(), false);
         for row in &batch.rows {
-            let waits = decode_first || bubble && self.yields(row, view);
+            let waits = decode_first || bubble && self.yields(row, batch, view);
             computes |= !waits;
             match row.since {
                 Some(_) if waits => {}
@@ -387,12 +389,13 @@ impl<B: Balance> Balanced<B> {
         Decision { early: Vec::new(), admissions, step, counts, next_deadline }
     }
 
-    /// Whether the rest of a row's load does not hide behind its chunk, and it may go on waiting.
-    fn yields(&self, row: &Row, view: &View<'_>) -> bool {
-        let Some(since) = row.since else { return self.scale.is_loading_bound(&row.own) };
-        let load = view.prices.load_seconds(row.own.load).unwrap_or(0.0);
+    /// Whether a row waits for the loads of its batch, so that all of them are prefilled in one step. What loads nothing
+    /// does not wait, nor whoever has waited for too long.
+    fn yields(&self, row: &Row, batch: &Batch<'_>, view: &View<'_>) -> bool {
+        let load = view.prices.load_seconds(batch.work.load).unwrap_or(0.0);
         let patience = 2.0 * load + self.options.grace.as_secs_f64();
-        view.now.since(since).as_secs_f64() < patience && self.scale.is_loading_bound(&row.own)
+        let waited = row.since.map_or(0.0, |since| view.now.since(since).as_secs_f64());
+        row.own.load > 0.0 && waited < patience
     }
 
     /// Loads for those who wait, in order, unless the batch's own keep the link busy. Where somebody lacks room,

@@ -13,6 +13,28 @@ pub struct LoadPrice {
     pub per_token: f64,
 }
 
+impl LoadPrice {
+    /// What the model knows now.
+    pub fn of(model: &CostModel, bytes_per_token: u64) -> Option<LoadPrice> {
+        let per_token = |cost: LinkCost| LoadPrice {
+            latency: cost.latency,
+            per_token: cost.per_byte * bytes_per_token as f64,
+        };
+        model.link_cost(TransferKind::Load).map(per_token)
+    }
+
+    /// Seconds that a load of so many tokens takes.
+    pub fn seconds(&self, tokens: f64) -> f64 {
+        self.latency + self.per_token * tokens
+    }
+
+    /// Tokens that have come so many seconds after a load began, if it goes as predicted.
+    pub fn tokens_within(&self, seconds: f64) -> u32 {
+        // What costs nothing is there at once; the cast saturates.
+        ((seconds - self.latency).max(0.0) / self.per_token.max(f64::MIN_POSITIVE)) as u32
+    }
+}
+
 /// The prices that a decision reckons with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prices {
@@ -30,12 +52,8 @@ pub struct Prices {
 impl Prices {
     /// What the model knows now. `decode` is the decode step of those who run.
     pub fn of(model: &CostModel, bytes_per_token: u64, decode: &StepShape) -> Prices {
-        let per_token = |cost: LinkCost| LoadPrice {
-            latency: cost.latency,
-            per_token: cost.per_byte * bytes_per_token as f64,
-        };
         Prices {
-            load: model.link_cost(TransferKind::Load).map(per_token),
+            load: LoadPrice::of(model, bytes_per_token),
             prefill: model.prefill_cost(),
             decode_step: model.predict_step(decode).map(|span| span.as_secs_f64()),
             head_start: 0.0,
@@ -45,7 +63,7 @@ impl Prices {
     /// Seconds until so many tokens are loaded.
     pub fn load_seconds(&self, tokens: f64) -> Option<f64> {
         let price = self.load?;
-        Some(if tokens == 0.0 { 0.0 } else { price.latency + price.per_token * tokens })
+        Some(if tokens == 0.0 { 0.0 } else { price.seconds(tokens) })
     }
 }
 

@@ -200,6 +200,50 @@ fn running_streams_decode_in_the_bubble_of_a_load() {
 }
 
 #[test]
+fn with_nobody_behind_it_a_bubble_saves_more_than_the_decode_step_that_it_costs() {
+    // 50 tokens hide 1,400 loaded ones, a decode step 100.
+    let steps = |loading: u32, behind: &Queue, policy: &mut dyn Policy| {
+        let since = Time(0);
+        let row = [Prefilling { id: RequestId(1), remaining: 50, context: 20_000, loading, since }];
+        let limits = Limits { max_running: 2, ..view(behind).limits };
+        let view = View { prefilling: &row, decodable: &RUNS, running: 2, limits, ..view(behind) };
+        matches!(policy.decide(&view).step, Step::Decode(_))
+    };
+    let (nobody, somebody) = (queue([]), queue([waiting(2, &[], 100)]));
+    assert_eq!([1_401, 1_499, 1_501].map(|load| steps(load, &nobody, &mut adaptive())), [false, false, true]);
+    assert_eq!([1_399, 1_401].map(|load| steps(load, &somebody, &mut adaptive())), [false, true]);
+    assert!(steps(5_001, &nobody, &mut fixed()), "the paper's rule knows no time");
+}
+
+#[test]
+fn all_that_load_in_a_bubble_are_prefilled_in_one_step() {
+    let row = |id, loading| Prefilling {
+        id: RequestId(id),
+        remaining: 50,
+        context: 20_000,
+        loading,
+        since: Time(0),
+    };
+    let nobody = queue([]);
+    let decide = |rows: &[Prefilling], now| {
+        let seen = View { now: Time(now), prefilling: rows, decodable: &RUNS, running: 3, ..view(&nobody) };
+        let decisions = both(&seen);
+        assert_eq!(decisions[0].step, decisions[1].step);
+        decisions[0].step.clone()
+    };
+    let chunk = |id| Chunk { id: RequestId(id), tokens: 50 };
+    // The first hides behind its own 50 tokens, but waits for the second; what is there already does not wait.
+    assert_eq!(decide(&[row(1, 1_000), row(2, 20_000)], 1000), Step::Decode(RUNS.to_vec()));
+    assert_eq!(decide(&[row(1, 0), row(2, 20_000)], 1000), Step::Prefill(vec![chunk(1)]));
+    assert_eq!(decide(&[row(1, 1_000), row(2, 1_000)], 1000), Step::Prefill(vec![chunk(1), chunk(2)]));
+    // Nor does anybody for longer than twice what the batch still loads, and 0.1 s.
+    assert_eq!(
+        decide(&[row(1, 1_000), row(2, 20_000)], 600_000_000),
+        Step::Prefill(vec![chunk(1), chunk(2)])
+    );
+}
+
+#[test]
 fn what_needs_no_load_is_prefilled_in_the_bubble() {
     let queue = queue([waiting(1, &[(1, 40_000)], 50), waiting(2, &[], 100)]);
     for decision in both(&View { decodable: &RUNS, running: 1, ..view(&queue) }) {

@@ -26,12 +26,14 @@ pub struct Model {
 }
 
 /// Loaded tokens that hide behind a computed one, those that hide anyway, those that load while a step of its own would
-/// run, whether helpers may join, whether the load that is worth most goes first, and whether small ones pass.
+/// run, those that load during a decode step, whether helpers may join, whether the load that is worth most goes first,
+/// and whether small ones pass.
 #[derive(Clone, Copy)]
 pub struct Rule {
     pub ratio: f64,
     pub hidden: f64,
     pub own_step: f64,
+    pub decode_step: f64,
     pub helpers: bool,
     pub worth: bool,
     pub passing: bool,
@@ -276,13 +278,14 @@ fn bundle<'a>(
 /// What becomes of the batch: chunks, admissions, step.
 pub fn decision(view: &View<'_>, rule: Rule, seconds_per_load: f64) -> (Step, Vec<Admission>) {
     let batch = form(view, rule);
-    let bubble = !view.decodable.is_empty() && batch.load > rule.hidden + rule.ratio * batch.compute;
+    let fresh = batch.parts.iter().filter(|part| part.since.is_none()).count();
+    let alone = view.waiting.iter().count() == fresh;
+    let hidden = rule.hidden + if alone { rule.decode_step } else { 0.0 };
+    let bubble = !view.decodable.is_empty() && batch.load > hidden + rule.ratio * batch.compute;
     let waits = |part: &Part| {
         let patient =
-            |since: Time| view.now.since(since).as_secs_f64() < 2.0 * part.load * seconds_per_load + 0.1;
-        bubble
-            && part.load > rule.hidden + rule.ratio * f64::from(part.tokens)
-            && part.since.is_none_or(patient)
+            |since: Time| view.now.since(since).as_secs_f64() < 2.0 * batch.load * seconds_per_load + 0.1;
+        bubble && part.load > 0.0 && part.since.is_none_or(patient)
     };
     let tokens = |part: &Part| if waits(part) { 0 } else { part.tokens };
     let chunks: Vec<Chunk> = batch

@@ -222,27 +222,36 @@ proptest! {
         let view = situation.view(&queue);
         let decision = fixed().decide(&view);
         let own_step = f64::INFINITY;
-        let rule = Rule { ratio: 100.0, helpers: false, hidden: 0.0, own_step, worth: false, passing: false };
+        let rule = Rule {
+            ratio: 100.0,
+            helpers: false,
+            hidden: 0.0,
+            own_step,
+            decode_step: 0.0,
+            worth: false,
+            passing: false,
+        };
         let expected = naive::decision(&view, rule, 10e-6);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
 
     #[test]
-    fn adaptive_is_its_model_step_for_step(situation in situations(), ahead in 0u32..4, step in 0u32..4) {
+    fn adaptive_is_its_model_step_for_step(situation in situations(), ahead in 0u32..4, step in 0u32..4, decode in 0u32..3) {
         // Prices of powers of two, so that both reckon exactly.
         let (load, own_step) = (0.5f64.powi(15), f64::from(128 * step));
-        let hidden = f64::from(1024 * ahead) + own_step;
+        let (hidden, decode_step) = (f64::from(1024 * ahead) + own_step, f64::from(512 * decode));
         let situation = Situation { stall: None, ..situation };
         let queue = situation.queue();
         let prices = Prices {
             load: Some(LoadPrice { latency: 0.0, per_token: load }),
             prefill: Some(StepCost { per_step: load * own_step, per_token: 0.5f64.powi(10), per_pair: 0.0 }),
-            decode_step: None,
+            decode_step: Some(load * decode_step),
             head_start: load * f64::from(1024 * ahead),
         };
         let view = View { prices, ..situation.view(&queue) };
         let decision = adaptive().decide(&view);
-        let rule = Rule { ratio: 32.0, helpers: true, hidden, own_step, worth: true, passing: true };
+        let rule =
+            Rule { ratio: 32.0, helpers: true, hidden, own_step, decode_step, worth: true, passing: true };
         let expected = naive::decision(&view, rule, load);
         prop_assert_eq!((decision.step, decision.admissions), expected);
     }
