@@ -1,7 +1,8 @@
 """Strata: a hierarchical KV cache and serving engine for long-context language models.
 
-`Cache` is the prefix cache for engines that own their pages; `Engine` serves a model over device, host and disk.
-Both are loaded when they are first asked for, so that importing the package costs nothing.
+`TieredCache` is the cache over device, host and disk for engines that schedule for themselves, `Scheduler` adds
+Strata's batches to it, `Cache` is a prefix cache over pages that the engine keeps itself, and `Engine` serves a
+model. All are loaded when they are first asked for, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from strata._core import version as _version
 
 if TYPE_CHECKING:
-    from strata.cache import Cache, Match
+    from strata._core import Plan, Refusal
+    from strata.cache import Cache, Match, Scheduler, Ticket, TieredCache, TieredMatch, TierUsage
     from strata.config import StrataConfig
     from strata.engine import GenerationRequest, SamplingParams, ServedModel
     from strata.engine.engine import Engine
@@ -24,9 +26,16 @@ _LAZY = {
     "Engine": "strata.engine",
     "GenerationRequest": "strata.engine",
     "Match": "strata.cache",
+    "Plan": "strata._core",
+    "Refusal": "strata._core",
     "SamplingParams": "strata.engine",
+    "Scheduler": "strata.cache",
     "ServedModel": "strata.engine",
     "StrataConfig": "strata.config",
+    "Ticket": "strata.cache",
+    "TierUsage": "strata.cache",
+    "TieredCache": "strata.cache",
+    "TieredMatch": "strata.cache",
 }
 
 
@@ -41,8 +50,15 @@ __all__ = [
     "Engine",
     "GenerationRequest",
     "Match",
+    "Plan",
+    "Refusal",
     "SamplingParams",
+    "Scheduler",
     "ServedModel",
     "StrataConfig",
+    "Ticket",
+    "TierUsage",
+    "TieredCache",
+    "TieredMatch",
     "__version__",
 ]

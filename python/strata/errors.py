@@ -17,6 +17,14 @@ class StorageError(StrataError):
     """A storage tier cannot be opened, read or written."""
 
 
+class LoadFailedError(StorageError):
+    """A layer that is needed will not come, or not in time (`late`): what was computed on its load is void."""
+
+    def __init__(self, message: str, late: bool) -> None:
+        super().__init__(message)
+        self.late = late
+
+
 class ModelError(StrataError):
     """A model folder is missing, incomplete or of an architecture that Strata does not run."""
 

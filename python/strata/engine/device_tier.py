@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from strata._core import HostArena, Plan, TransferQueue
+from strata.cache.core_options import RECORD_ALIGNMENT
 from strata.device import CpuPool, DevicePool
 from strata.device.cuda import POLL_S, CudaMover, CudaPool
 from strata.device.cuda_runtime import CudaRuntime, DeviceError, Event
 from strata.device.edge import Edge
 from strata.device.kernels import Layout
-from strata.engine.runtime_options import PARTS, RECORD_ALIGNMENT
-from strata.errors import StorageError
+from strata.engine.runtime_options import PARTS
+from strata.errors import LoadFailedError
 from strata.models import CausalLM, pool_shape
 
 _log = logging.getLogger("strata.engine")
@@ -26,14 +27,6 @@ _SLICE_S = 0.001
 """How long one look for a load on the device lasts before its ticket is read again: it may have failed, or be over."""
 _QUEUED_TRANSFERS = 1024
 _NEVER_FREED: list[CudaTier] = []
-
-
-class LoadFailedError(StorageError):
-    """A layer that a step needs will not come, or not in time (`late`): the step is void."""
-
-    def __init__(self, message: str, late: bool) -> None:
-        super().__init__(message)
-        self.late = late
 
 
 class DeviceTier(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
 from strata._core import LayerHold, Plan, Refusal, Runtime
+from strata.cache.tiers import move_to_disk
 from strata.config import StrataConfig
 from strata.device.cuda_runtime import CudaRuntime
 from strata.device.cupy_runtime import CupyRuntime
@@ -25,7 +26,7 @@ from strata.engine.api import (
     TierReport,
     WaitingReport,
 )
-from strata.engine.device_tier import CpuTier, CudaTier, DeviceTier, LoadFailedError
+from strata.engine.device_tier import CpuTier, CudaTier, DeviceTier
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
 from strata.engine.runtime_options import PoolSizes, device_memory, runtime_options
 from strata.engine.sequence import Sequence
@@ -37,7 +38,7 @@ from strata.engine.streams import Stream
 from strata.engine.text import StoppingText
 from strata.engine.validation import checked_prompt
 from strata.engine.warm_up import warm_up
-from strata.errors import CapacityError, RequestError, StorageError, StrataError
+from strata.errors import CapacityError, LoadFailedError, RequestError, StorageError, StrataError
 
 _log = logging.getLogger("strata.engine")
 
@@ -392,7 +393,7 @@ class Engine:
             for number in list(self._answers.sequences):
                 self._abort(number)
             if self._is_alive() and "disk" in self._enabled(TIERS):
-                self._shutdown_report = self._move_to_disk(demote_s)
+                self._shutdown_report = move_to_disk(self._runtime, demote_s)
         finally:
             self._stopping.set()
             self._thread.join(timeout=_JOIN_S)
@@ -401,18 +402,6 @@ class Engine:
             self._tier.close()
             self._shut_down.set()
         return self._shutdown_report
-
-    def _move_to_disk(self, limit_s: float) -> dict[str, int]:
-        """Moves what is above the disk down, in as many passes through host memory as that takes."""
-        deadline = time.monotonic() + limit_s
-        total: dict[str, int] = {}
-        while (left := deadline - time.monotonic()) > 0:
-            done = self._runtime.demote(["device", "host"], left)
-            total = {name: total.get(name, 0) + count for name, count in done.items()}
-            kept, moved = (done[f"device_{what}"] + done[f"host_{what}"] for what in ("kept", "moved"))
-            if not kept or not moved:
-                break
-        return total
 
     def __enter__(self) -> Engine:
         return self

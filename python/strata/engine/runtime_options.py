@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from strata.cache.core_options import Geometry, core_options, host_page_bytes
 from strata.config import DEFAULT_ORIGIN, CacheOptions, StrataConfig, available_memory, format_size
 from strata.device.cuda_runtime import CudaRuntime
 from strata.engine.served_model import ServedModel, usable_cores
@@ -13,8 +14,6 @@ from strata.models import CausalLM
 
 PARTS = 2
 """K and V."""
-RECORD_ALIGNMENT = 4096
-"""Host pages start at multiples of this, as O_DIRECT asks."""
 _GPU_MEMORY_SHARE = 0.8
 """The rest is for what a step computes with."""
 
@@ -46,7 +45,7 @@ class PoolSizes:
                 f"--device-memory {format_size(device_memory)} holds {device_pages} pages of "
                 f"{format_size(page_bytes)}; give at least {format_size(2 * page_bytes)}, or a smaller --page-size"
             )
-        host_page = -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+        host_page = host_page_bytes(page_bytes)
         # Copies run beside the model: on two cores a second copy thread takes more from it than it brings.
         threads = cache.copy_threads or min(2, max(1, usable_cores() // 2))
         host_pages = cache.host_memory // host_page
@@ -88,43 +87,13 @@ def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes)
     cache, scheduler = config.cache, config.scheduler
     if config.model.device != "cpu":
         _refuse_copy_threads(cache, config.model.device)
-    return {
-        "page_size": cache.page_size,
-        "layers": served.model.config.layers,
-        "parts": PARTS,
-        "token_bytes": sizes.token_bytes,
-        "device_pages": sizes.device_pages,
-        "host_pages": sizes.host_pages,
-        "host_pages_most": sizes.host_pages_most,
-        "disk_path": cache.disk_path,
-        "disk_capacity": cache.disk_capacity,
-        "fingerprint": list(served.fingerprint(cache.page_size)),
-        "write_policy": _write_policy(config),
-        "disk_write_policy": cache.disk_write_policy,
-        "selective_accesses": cache.selective_accesses,
-        "policy": scheduler.policy,
-        "scheduler_off": [part.strip() for part in scheduler.scheduler_off.split(",") if part.strip()],
-        "deferral_tokens": scheduler.deferral_tokens,
-        "deferral_factor": scheduler.deferral_factor,
-        "load_ratio": scheduler.load_ratio,
-        "early_share": scheduler.early_share,
-        "max_wait_s": scheduler.max_wait_s,
-        "max_decode_stall_ms": scheduler.max_decode_stall_ms,
-        "batch_tokens": scheduler.batch_tokens,
-        "max_running": scheduler.max_running,
-        "max_waiting": scheduler.max_waiting,
-        "outstanding_plans": scheduler.outstanding_plans,
-        "prefetch_policy": cache.prefetch_policy,
-        "prefetch_timeout_s": cache.prefetch_timeout_s,
-        "prefetch_timeout_per_1k_s": cache.prefetch_timeout_per_1k_s,
-        "prefetch_share": cache.prefetch_share,
-        "disk_bytes_per_day": cache.disk_bytes_per_day,
-        "copy_threads": sizes.copy_threads,
-        "disk_threads": cache.disk_threads,
-        "disk_engine": cache.disk_engine,
-        "disk_depth": cache.disk_depth,
-        "disk_bandwidth": cache.disk_bandwidth,
-        "load_policy": cache.load_policy,
-        "backup_niceness": cache.backup_niceness,
-        "copy_bandwidth": cache.copy_bandwidth,
-    }
+    geometry = Geometry(
+        layers=served.model.config.layers,
+        parts=PARTS,
+        token_bytes=sizes.token_bytes,
+        device_pages=sizes.device_pages,
+        host_pages=sizes.host_pages,
+        host_pages_most=sizes.host_pages_most,
+        fingerprint=served.fingerprint(cache.page_size),
+    )
+    return core_options(cache, scheduler, geometry, sizes.copy_threads, _write_policy(config))

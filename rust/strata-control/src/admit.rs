@@ -58,6 +58,19 @@ impl CacheController {
         Ok(self.tree.match_prefix(namespace, self.config.group, self.head(tokens, pages))?)
     }
 
+    /// How many of the first `usable` pages come from the device or the host, up to the first that does not.
+    pub fn above_disk(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        usable: u32,
+    ) -> Result<u32, ControlError> {
+        let found = self.lookup(namespace, self.head(tokens, usable))?;
+        let above =
+            |page: &u32| found.slot(TierId::DEVICE, *page).or(found.slot(TierId::HOST, *page)).is_some();
+        Ok((0..found.pages).take_while(above).count() as u32)
+    }
+
     /// Pins what is cached of the first `usable` pages, starts the loads and reserves the rest up to `total`
     /// pages, leaving `headroom` pages for those who run already to grow into: without it a request that gave its
     /// pages up for an older one would take them back at once. None if the device has no room: nothing has changed.

@@ -356,7 +356,7 @@ impl CacheController {
     }
 
     /// Pins the first `pages` pages of a sequence in a tier.
-    pub(crate) fn pin(
+    pub fn pin(
         &mut self,
         namespace: &Namespace,
         tokens: &[Token],

@@ -2,6 +2,7 @@
 
 use crate::config::CoreConfig;
 use crate::costs::Costs;
+use crate::lease::{Ask, Lease};
 use crate::maintenance::Maintenance;
 use crate::plan::{Action, Plan, Refusal, RefusalKind, RowResult, StepFailure, StepTime};
 use crate::prefetch_policy::PrefetchPolicy;
@@ -60,6 +61,10 @@ pub struct Core {
     /// Requests that may need pages from disk.
     pub(crate) to_prefetch: HashSet<RequestId>,
     pub(crate) maintenance: VecDeque<Maintenance>,
+    /// What engines hold that schedule for themselves, and what they wait for.
+    pub(crate) leases: HashMap<RequestId, Lease>,
+    pub(crate) asks: VecDeque<Ask>,
+    pub(crate) next_lease: u64,
     pub(crate) outbox: VecDeque<Action>,
     pub(crate) stats: CoreStats,
 }
@@ -96,6 +101,9 @@ impl Core {
             blocked: None,
             to_prefetch: HashSet::new(),
             maintenance: VecDeque::new(),
+            leases: HashMap::new(),
+            asks: VecDeque::new(),
+            next_lease: 0,
             outbox: VecDeque::new(),
             stats: CoreStats::default(),
         })
@@ -117,7 +125,7 @@ impl Core {
     }
 
     /// Every event begins with the time.
-    fn at(&mut self, now: Time) {
+    pub(crate) fn at(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.control.advance(now);
     }
@@ -149,7 +157,7 @@ impl Core {
                 "a request needs a prompt token and a token to generate".into(),
             );
         }
-        if self.requests.contains_key(&new.id) {
+        if self.requests.contains_key(&new.id) || self.leases.contains_key(&new.id) {
             return refuse(RefusalKind::Invalid, format!("request {} exists already", new.id));
         }
         if let Some(reason) = self.unfit(new.prompt.len(), new.max_new_tokens) {
@@ -329,6 +337,7 @@ impl Core {
             match effect {
                 Effect::Loaded { transfer, users, duplicates } => {
                     for id in users {
+                        self.lease_loaded(id, transfer, &duplicates);
                         let request = self.requests.get_mut(&id);
                         if let Some(running) = request.and_then(Request::running_mut) {
                             running.loads.retain(|load| *load != transfer);
@@ -339,6 +348,7 @@ impl Core {
                 }
                 Effect::LoadFailed { transfer, users } => {
                     for id in in_order(users) {
+                        self.lease_load_failed(id, transfer);
                         let Some(request) = self.requests.get_mut(&id) else { continue };
                         request.loads_failed = true;
                         request.ending.get_or_insert(Ending::Requeue);
@@ -364,10 +374,12 @@ impl Core {
         loop {
             self.maintain(now)?;
             self.apply()?;
+            self.answer_leases()?;
             self.form_plans(now)?;
-            // Forming plans may end somebody's wait, or preempt somebody whose pages a resize waits for: that is news
-            // for the next plan. Each prefetch ends but once.
-            let goes_on = std::mem::take(&mut self.gave_back) && !self.maintenance.is_empty();
+            // Forming plans may end somebody's wait, or preempt somebody whose pages a resize or a lease waits for: that
+            // is news for the next plan. Each prefetch ends but once.
+            let wanted = !self.maintenance.is_empty() || !self.asks.is_empty();
+            let goes_on = std::mem::take(&mut self.gave_back) && wanted;
             if !goes_on && !self.control.has_effects() {
                 // Staging may have been full of pages of a host tier that is gone.
                 return Ok(self.control.pump_relays()?);
@@ -382,12 +394,15 @@ impl Core {
         let blocked = self.blocked.map(|since| since + BLOCKED);
         // Once it has passed, the next decision knows.
         let deferred = self.deferred_until.filter(|until| *until > self.now);
-        holds.chain(maintenance).chain(blocked).chain(deferred).chain(self.control.next_deadline()).min()
+        let leases = self.next_lease_deadline();
+        let waits = holds.chain(maintenance).chain(blocked).chain(deferred).chain(leases);
+        waits.chain(self.control.next_deadline()).min()
     }
 
-    /// Whether nothing waits, runs or moves.
+    /// Whether nobody waits, runs or holds a lease, and nothing moves.
     pub fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.plans.is_empty() && self.control.transfers_in_flight() == 0
+        let nobody = self.requests.is_empty() && self.leases.is_empty();
+        nobody && self.plans.is_empty() && self.control.transfers_in_flight() == 0
     }
 
     /// Proves that tree, pools and requests agree; when idle, that nothing is pinned or reserved.

@@ -3,6 +3,7 @@
 //! thread never takes Python's lock and never waits for a Mover or the engine; whoever waits for it has a bound.
 
 use crate::core::Core;
+use crate::lease_handle::LeaseCall;
 use crate::maintenance::MaintenanceReport;
 use crate::plan::{Action, Plan, Refusal, RowResult, StepFailure, StepTime};
 use crate::request::NewRequest;
@@ -33,7 +34,7 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 /// How long nothing must have happened before the books are proven: the proof takes a while in a large tree.
 const IDLE_BEFORE_CHECK: Duration = Duration::from_secs(5);
 /// How long a caller waits for an answer of Core that takes microseconds when Core lives.
-const ANSWER: Duration = Duration::from_secs(10);
+pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
 /// Who carries out transfers.
 #[derive(Clone)]
@@ -79,7 +80,7 @@ pub enum DriverError {
     NoAnswer(Duration),
 }
 
-enum Command {
+pub(crate) enum Command {
     Arrived(NewRequest),
     Aborted(RequestId),
     PlanDone(PlanId, Vec<RowResult>, StepTime),
@@ -94,6 +95,7 @@ enum Command {
     Check(Sender<Result<bool, String>>),
     Stats(Sender<CoreStats>),
     Explain(Sender<Vec<WaitingReport>>),
+    Lease(LeaseCall),
     Stop,
 }
 
@@ -118,14 +120,18 @@ impl DriverHandle {
     }
 
     /// As `send`, but waits for room: the engine's reports and aborts must not be lost.
-    fn send_surely(&self, command: Command) -> Result<(), DriverError> {
+    pub(crate) fn send_surely(&self, command: Command) -> Result<(), DriverError> {
         self.commands.send_timeout(command, ANSWER).map_err(|error| match error {
             SendTimeoutError::Timeout(_) => DriverError::NoAnswer(ANSWER),
             SendTimeoutError::Disconnected(_) => self.stopped(),
         })
     }
 
-    fn ask<T>(&self, limit: Duration, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, DriverError> {
+    pub(crate) fn ask<T>(
+        &self,
+        limit: Duration,
+        command: impl FnOnce(Sender<T>) -> Command,
+    ) -> Result<T, DriverError> {
         let (reply, answer) = bounded(1);
         // Only requests are turned away where many are on their way: what is asked for once is not asked again.
         self.send_surely(command(reply))?;
@@ -404,6 +410,7 @@ impl Loop {
             Command::Explain(reply) => {
                 let _gone = reply.try_send(self.core.explain(now)?);
             }
+            Command::Lease(call) => call(&mut self.core, now)?,
             Command::Stop => return Ok(true),
         }
         Ok(false)

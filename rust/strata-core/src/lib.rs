@@ -4,11 +4,14 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod answer;
 mod config;
 mod core;
 mod costs;
 mod driver;
 mod ending;
+mod lease;
+mod lease_handle;
 mod link_trial;
 mod loads_in_order;
 mod maintenance;
@@ -21,8 +24,10 @@ mod stats;
 mod waiting;
 
 pub use crate::core::Core;
+pub use answer::Answer;
 pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
+pub use lease::{LeaseError, LeaseFound, LeaseLoad, LoadAnswer, ReserveAnswer};
 pub use link_trial::{LinkTrial, TrialError, TrialLimits};
 pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};

@@ -271,6 +271,7 @@ impl Core {
         users: HashSet<RequestId>,
     ) -> Result<(), CoreError> {
         for id in in_order(users) {
+            self.lease_prefetched(id, transfer);
             let Some(prefetch) = self.requests.get_mut(&id).and_then(|request| request.prefetch.as_mut())
             else {
                 continue;

@@ -4,7 +4,7 @@ use pyo3::import_exception;
 use pyo3::PyErr;
 use strata_control::ControlError;
 use strata_copy::CopyError;
-use strata_core::{CoreError, DriverError};
+use strata_core::{CoreError, DriverError, LeaseError};
 use strata_disk::DiskError;
 use strata_sim::SimulationError;
 use strata_types::LayoutError;
@@ -97,6 +97,15 @@ impl From<ControlError> for Failure {
 impl From<CoreError> for Failure {
     fn from(error: CoreError) -> Failure {
         Failure::Storage(error.to_string())
+    }
+}
+
+impl From<LeaseError> for Failure {
+    fn from(error: LeaseError) -> Failure {
+        match error {
+            LeaseError::Misuse(text) => Failure::Request(text),
+            LeaseError::NoRoom(text) => Failure::Capacity(text),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod error;
 mod gate;
 mod host_arena;
 mod keys;
+mod lease;
 mod link;
 mod measure;
 mod measure_disk;
@@ -22,6 +23,7 @@ mod runtime;
 mod simulate;
 mod stats;
 mod step_seconds;
+mod tickets;
 mod tools;
 mod transfer_queue;
 
@@ -51,6 +53,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<cache::PageCache>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<host_arena::HostArena>()?;
+    module.add_class::<lease::Lease>()?;
     module.add_class::<measure::CopyYardstick>()?;
     module.add_class::<memory::LayerHold>()?;
     module.add_class::<measure_disk::DiskMeter>()?;

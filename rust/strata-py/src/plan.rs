@@ -1,11 +1,10 @@
 //! A plan as the engine reads it: flat arrays for the model, and a wait for each layer.
 
-use crate::gate::released;
+use crate::tickets;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use std::time::{Duration, Instant};
 use strata_core::{PlanKind, RefusalKind};
-use strata_types::WaitOutcome;
 
 /// A batch to compute.
 #[pyclass(frozen, module = "strata._core")]
@@ -137,39 +136,18 @@ impl Plan {
     /// The transfers that bring what this plan reads, without those that had ended when it was formed.
     #[getter]
     fn loads(&self) -> Vec<u64> {
-        let mut loads: Vec<u64> = self.plan.tickets.iter().map(|ticket| ticket.transfer().0).collect();
-        loads.sort_unstable();
-        loads.dedup();
-        loads
+        tickets::transfers(&self.plan.tickets)
     }
 
     /// How one of `loads` stands, without waiting: layer `layer` is `ready`, `pending`, or the load has `failed`.
     fn load_state(&self, load: u64, layer: u32) -> &'static str {
-        let ticket = self.plan.tickets.iter().find(|ticket| ticket.transfer().0 == load);
-        match ticket.map(|ticket| ticket.wait_layer(layer, Duration::ZERO)) {
-            Some(WaitOutcome::TimedOut) => "pending",
-            Some(WaitOutcome::Failed) => "failed",
-            Some(WaitOutcome::Ready) | None => "ready",
-        }
+        tickets::state(&self.plan.tickets, load, layer)
     }
 
     /// Waits until layer `layer` of every load is on the device: `ready`, `failed` or `timeout`. An atomic read
     /// where it is there already; blocks without the lock otherwise, at most `timeout_s` seconds.
     fn wait_layer(&self, py: Python<'_>, layer: u32, timeout_s: f64) -> &'static str {
         let deadline = Instant::now() + Duration::from_secs_f64(timeout_s.clamp(0.0, 3600.0));
-        for ticket in &self.plan.tickets {
-            let outcome = match ticket.wait_layer(layer, Duration::ZERO) {
-                WaitOutcome::TimedOut => released(py, || {
-                    ticket.wait_layer(layer, deadline.saturating_duration_since(Instant::now()))
-                }),
-                outcome => outcome,
-            };
-            match outcome {
-                WaitOutcome::Ready => {}
-                WaitOutcome::Failed => return "failed",
-                WaitOutcome::TimedOut => return "timeout",
-            }
-        }
-        "ready"
+        tickets::wait_layer(py, &self.plan.tickets, layer, deadline)
     }
 }

@@ -5,6 +5,7 @@ use crate::disk::DiskKeeper;
 use crate::error::{Failure, Outcome};
 use crate::gate::released;
 use crate::host_arena::{shape_of, HostArena, HostMemory};
+use crate::lease::Lease;
 use crate::link::LinkState;
 use crate::memory::{device_region, HostPages, LayerHold};
 use crate::options::Options;
@@ -165,7 +166,7 @@ impl Runtime {
     }
 }
 
-fn seconds(value: f64) -> Duration {
+pub fn seconds(value: f64) -> Duration {
     // The second bound is for what is not a number.
     Duration::from_secs_f64(value.clamp(0.0, 86_400.0).max(0.0))
 }
@@ -252,6 +253,14 @@ impl Runtime {
             keep,
         };
         Ok(self.handle.submit(new).map_err(Failure::from)?)
+    }
+
+    /// Looks `tokens` (uint32, contiguous) up for an engine that schedules for itself, and keeps what is found where it
+    /// is until the Lease is released. Raises StrataError once the core has stopped.
+    fn lease(&self, py: Python<'_>, tokens: PyReadonlyArray1<'_, u32>, salt: &str) -> PyResult<Lease> {
+        let (tokens, namespace) = (tokens.as_slice()?.to_vec(), Namespace::new(salt, ""));
+        let open = || Lease::open(self.handle.clone(), self.page_size, namespace, tokens);
+        Ok(released(py, open)?)
     }
 
     /// Gives a request up. Unknown and finished requests are ignored.

@@ -1,0 +1,131 @@
+"""The scheduler over the same tiers, for engines that compute what Strata decides: requests in, plans out, reports
+back.
+
+The loop of an engine: `next_work`; for a Plan, write the K/V of its tokens where `slot_mapping` says, attend over its
+`page_tables`, and call `plan.wait_layer` before a layer reads cached pages; then `done` with what was sampled, or
+`failed`. Source: sections 4 and 5 of the Strata paper (delay hits, balanced batches, bundles, bubbles), and what
+ARCHITECTURE.md says under "Decided".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy.typing as npt
+
+from strata._core import LayerHold, Plan, Refusal
+from strata.cache.pool import Tensor
+from strata.cache.tiers import Tiers, token_array
+from strata.config import SchedulerOptions
+from strata.errors import RequestError
+
+_SCHEDULER_SETTINGS = frozenset(field.name for field in fields(SchedulerOptions))
+FAILURES = ("step", "load", "late load")
+
+
+class Scheduler(Tiers):
+    """Core's scheduler and cache over the caller's `pool`, as for `TieredCache`; `settings` are the fields of
+    `strata.config.CacheOptions` and `SchedulerOptions`. Requests may be submitted and aborted from any thread; one
+    thread, the engine's, takes work and reports it, in the order in which it came.
+
+    Raises ConfigError (pool of another shape, settings), CapacityError (memory, threads), StorageError (disk).
+    """
+
+    def __init__(
+        self,
+        pool: Tensor | npt.NDArray[Any],
+        page_size: int = 16,
+        *,
+        host_memory: int | str = "1GiB",
+        disk_path: str | os.PathLike[str] | None = None,
+        disk_capacity: int | str = "10GiB",
+        identity: str = "",
+        hold: LayerHold | None = None,
+        **settings: Any,
+    ) -> None:
+        chosen = {name: value for name, value in settings.items() if name in _SCHEDULER_SETTINGS}
+        rest = {name: value for name, value in settings.items() if name not in chosen}
+        super().__init__(
+            pool,
+            page_size,
+            host_memory,
+            disk_path,
+            disk_capacity,
+            identity,
+            rest,
+            SchedulerOptions(**chosen),
+            hold,
+        )
+        self._epoch = 0
+
+    def submit(
+        self,
+        request: int,
+        prompt: Sequence[int] | npt.NDArray[Any],
+        max_new_tokens: int,
+        salt: str = "",
+        priority: int = 0,
+        keep: bool = True,
+    ) -> None:
+        """Queues a request under a number of the caller's, from 0 to 2**63 - 1 and never used before. What it
+        computes is cached unless `keep` is False. A refusal comes back as work. Raises CapacityError if too much is
+        on its way."""
+        if not 0 <= request < 2**63 or max_new_tokens < 0:
+            raise RequestError(
+                f"request {request} with {max_new_tokens} tokens to generate: the number must be from 0 to 2**63 - 1, "
+                "the tokens 1 or more"
+            )
+        self.runtime.submit(request, token_array(prompt), max_new_tokens, salt, priority, keep)
+
+    def abort(self, request: int) -> None:
+        """Gives a request up; what it computed stays cached. Unknown and finished requests are ignored."""
+        self.runtime.abort(request)
+
+    def next_work(self, timeout_s: float = 0.2) -> Plan | Refusal | None:
+        """The next batch to compute, or a request that will not be answered, or None within `timeout_s` seconds. Plans
+        that a failed one has made void are left out. Raises StrataError once Core has stopped."""
+        work = self.runtime.next_work(timeout_s)
+        if isinstance(work, Plan) and work.epoch < self._epoch:
+            return None
+        return work
+
+    def done(
+        self,
+        plan: Plan,
+        tokens: Sequence[int | None],
+        finished: Sequence[bool],
+        busy_s: float = 0.0,
+        stalled_s: float = 0.0,
+    ) -> None:
+        """Reports the oldest plan out as computed: for each row the sampled token (None where `plan.samples` asks for
+        none) and whether the request ends with it. `busy_s` seconds of it went to computing, `stalled_s` to waiting for
+        loads: what Core predicts by. Raises RequestError for another number of rows."""
+        rows = len(plan.requests)
+        if len(tokens) != rows or len(finished) != rows:
+            raise RequestError(
+                f"plan {plan.id} has {rows} rows; {len(tokens)} tokens and {len(finished)} ends came: one of each a row"
+            )
+        for sample, token in zip(plan.samples, tokens, strict=True):
+            if sample and token is None:
+                raise RequestError(f"plan {plan.id} asks for a token in a row that has None: sample one")
+        self.runtime.plan_done(plan.id, list(tokens), list(finished), busy_s, stalled_s)
+
+    def failed(self, plan: Plan, why: str = "step") -> None:
+        """Reports the oldest plan out as failed: `step` (it went wrong itself), `load` (one of its loads failed) or
+        `late load`. It and those formed on top of it are void; their requests are tried again, without the load if it
+        was that. Raises RequestError for another reason."""
+        if why not in FAILURES:
+            raise RequestError(f"there is no failure {why!r}: say one of {', '.join(FAILURES)}")
+        self._epoch = plan.epoch + 1
+        self.runtime.plan_failed(plan.id, why)
+
+    def waiting(self) -> list[tuple[int, float, str]]:
+        """Why each waiting request waits: its number, the seconds since it was submitted, a sentence; in the order in
+        which they would go."""
+        return self.runtime.explain()
+
+    def __enter__(self) -> Scheduler:
+        return self

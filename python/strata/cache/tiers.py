@@ -1,0 +1,191 @@
+"""The tiers behind a foreign engine's pool: how they are opened, looked at, emptied and closed. `TieredCache` and
+`Scheduler` are two ways to use them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strata._core import LayerHold, Runtime
+from strata.cache.core_options import Geometry, core_options, host_page_bytes
+from strata.cache.pool import Pool, Tensor
+from strata.config import CacheOptions, SchedulerOptions, parse_size
+from strata.errors import ConfigError, RequestError, StorageError
+
+TIERS = ("device", "host", "disk")
+_NO_DISK = Path("no-disk-tier")
+_POLL_S = 0.002
+
+
+@dataclass(frozen=True)
+class TierUsage:
+    """Pages of one tier: those it can hold, those that hold something, those that match, those that are pinned among
+    the matching ones."""
+
+    capacity: int
+    used: int
+    cached: int
+    pinned: int
+
+
+class Tiers:
+    """Device pages in `pool`, host memory and disk. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        pool: Tensor | npt.NDArray[Any],
+        page_size: int,
+        host_memory: int | str,
+        disk_path: str | os.PathLike[str] | None,
+        disk_capacity: int | str,
+        identity: str,
+        settings: dict[str, Any],
+        scheduler: SchedulerOptions,
+        hold: LayerHold | None = None,
+    ) -> None:
+        self.pool = Pool.of(pool, page_size)
+        if disk_path is not None and not identity:
+            raise ConfigError(
+                "a disk tier outlives this process: give `identity`, a text that names the weights whose K/V this is "
+                "(such as a digest of their files), so that no other model ever reads it"
+            )
+        capacity = 0 if disk_path is None else _bytes(disk_capacity)
+        try:
+            cache = CacheOptions(
+                page_size=page_size,
+                device_memory=self.pool.size_bytes,
+                host_memory=_bytes(host_memory),
+                disk_path=_NO_DISK if disk_path is None else Path(disk_path),
+                disk_capacity=capacity,
+                **settings,
+            )
+        except TypeError as error:
+            raise ConfigError(
+                f"{error}: the settings are the fields of strata.config.CacheOptions"
+            ) from error
+        host_pages = cache.host_memory // host_page_bytes(self.pool.page_bytes)
+        geometry = Geometry(
+            layers=self.pool.layers,
+            parts=self.pool.parts,
+            token_bytes=self.pool.token_bytes,
+            device_pages=self.pool.pages,
+            host_pages=host_pages,
+            host_pages_most=host_pages,
+            fingerprint=self.pool.fingerprint(identity),
+        )
+        threads = cache.copy_threads or min(2, max(1, len(os.sched_getaffinity(0)) // 2))
+        options = core_options(cache, scheduler, geometry, threads, cache.write_policy)
+        self.options = cache
+        self._closed = False
+        self._runtime = Runtime(options, self.pool.address, self.pool.size_bytes, self.pool.owner, hold)
+
+    @property
+    def runtime(self) -> Runtime:
+        """Core and its Movers. Raises RequestError after `close`."""
+        self.ensure_open()
+        return self._runtime
+
+    def ensure_open(self) -> None:
+        """Raises RequestError after `close`."""
+        if self._closed:
+            raise RequestError("it was closed: make a new one over the same pool and disk")
+
+    def usage(self) -> dict[str, TierUsage]:
+        """Pages of each tier, by its name: device, host, disk."""
+        stats = self.runtime.stats()
+        names = ("capacity", "used", "resident", "pinned")
+        return {tier: TierUsage(*(int(stats[f"{tier}_{name}_pages"]) for name in names)) for tier in TIERS}
+
+    def stats(self) -> dict[str, float]:
+        """Every counter and gauge, by the names that `/metrics` has after `strata_`."""
+        return self.runtime.stats()
+
+    def problem(self) -> str | None:
+        """What is wrong with the disk tier, or None. A disk that fails costs time and nothing else."""
+        engine, problem = self.runtime.disk_state()
+        return problem if engine is not None or self.options.disk_capacity else None
+
+    def check(self) -> bool:
+        """Proves that tree, pools and pins agree; True if it was idle, when nothing may be pinned. Raises StorageError
+        with what does not agree."""
+        return self.runtime.check()
+
+    def settle(self, timeout_s: float = 30.0) -> bool:
+        """Waits until nothing moves between tiers; False if something still did after `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while self.runtime.stats()["transfers_in_flight"] > 0:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def demote(self, *tiers: str, timeout_s: float = 30.0) -> dict[str, int]:
+        """Empties these tiers downward: what the tier below does not hold is copied first, what is pinned stays.
+        Returns pages moved, dropped and kept by tier. Raises RequestError for a tier that there is not."""
+        return self.runtime.demote(list(tiers), timeout_s)
+
+    def flush(self, timeout_s: float = 30.0) -> dict[str, int]:
+        """Forgets every page that nothing uses, in all tiers. Returns pages dropped and kept by tier. Raises
+        StorageError if records on disk could not be cleared."""
+        on = [tier for tier, usage in self.usage().items() if usage.capacity]
+        report = self.runtime.flush(on, timeout_s)
+        if report["not_erased"]:
+            raise StorageError(
+                f"records in {self.options.disk_path} could not be cleared and may be found again after a restart: "
+                "see problem(), then flush again"
+            )
+        return report
+
+    def close(self, demote_s: float = 30.0) -> None:
+        """Moves what memory holds to disk within `demote_s` seconds, syncs and stops. The pool is the caller's again.
+        Idempotent. Raises StorageError if the disk refuses."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if demote_s > 0 and self._runtime.stats()["disk_capacity_pages"] > 0:
+                move_to_disk(self._runtime, demote_s)
+        finally:
+            self._runtime.close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def move_to_disk(runtime: Runtime, limit_s: float) -> dict[str, int]:
+    """Moves what is above the disk down, in as many passes through host memory as that takes, within `limit_s` seconds.
+    Returns pages moved, dropped and kept by tier."""
+    deadline = time.monotonic() + limit_s
+    total: dict[str, int] = {}
+    while (left := deadline - time.monotonic()) > 0:
+        done = runtime.demote(["device", "host"], left)
+        total = {name: total.get(name, 0) + count for name, count in done.items()}
+        kept, moved = (done[f"device_{what}"] + done[f"host_{what}"] for what in ("kept", "moved"))
+        if not kept or not moved:
+            break
+    return total
+
+
+def token_array(tokens: Any) -> npt.NDArray[np.uint32]:
+    """Tokens as Core takes them. Raises RequestError for what are no token ids."""
+    try:
+        array = np.ascontiguousarray(tokens, dtype=np.uint32)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise RequestError(f"tokens must be integers from 0 to 2**32 - 1: {error}") from error
+    if array.ndim != 1:
+        raise RequestError(f"tokens must be one list of integers, got {array.ndim} dimensions")
+    return array
+
+
+def _bytes(size: int | str) -> int:
+    return parse_size(size) if isinstance(size, str) else size

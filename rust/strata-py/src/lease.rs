@@ -1,0 +1,192 @@
+//! `Lease`: what an engine that schedules for itself holds of the cache, for one sequence.
+
+use crate::error::{Failure, Outcome};
+use crate::gate::released;
+use crate::runtime::seconds;
+use crate::tickets;
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::prelude::*;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use strata_core::{DriverError, DriverHandle, LeaseFound, LeaseLoad, LoadAnswer};
+use strata_types::{Namespace, PageId, Token};
+
+/// Beyond its deadline, how long an answer is waited for that Core gives at the deadline.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// A sequence that an engine works on: cached pages, loads, reservations. Safe to share between threads.
+#[pyclass(frozen, module = "strata._core")]
+pub struct Lease {
+    handle: DriverHandle,
+    found: LeaseFound,
+    page_size: usize,
+    /// A load was asked for, and where its answer will be. No lock: one that is held while the interpreter's is let go of
+    /// could be waited for by whoever has the interpreter's.
+    claimed: OnceLock<()>,
+    asked: OnceLock<LoadAnswer>,
+    loaded: OnceLock<LeaseLoad>,
+    closed: OnceLock<()>,
+}
+
+fn numbers(pages: &[PageId]) -> Vec<u32> {
+    pages.iter().map(|page| page.0).collect()
+}
+
+fn slots(pages: &PyReadonlyArray1<'_, u32>) -> PyResult<Vec<PageId>> {
+    Ok(pages.as_slice()?.iter().map(|page| PageId(*page)).collect())
+}
+
+impl Lease {
+    /// Looks `tokens` up and keeps what is found where it is.
+    pub fn open(
+        handle: DriverHandle,
+        page_size: usize,
+        namespace: Namespace,
+        tokens: Vec<Token>,
+    ) -> Outcome<Lease> {
+        let found = handle.open_lease(namespace, tokens)?;
+        let (claimed, asked, loaded) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Lease { handle, found, page_size, claimed, asked, loaded, closed: OnceLock::new() })
+    }
+
+    fn close(&self) -> Outcome<()> {
+        match self.closed.set(()) {
+            Ok(()) => match self.handle.close_lease(self.found.id) {
+                // A core that has stopped keeps nothing.
+                Err(DriverError::Stopped(_)) => Ok(()),
+                closed => Ok(closed?),
+            },
+            Err(()) => Ok(()),
+        }
+    }
+
+    /// The loaded prefix, once it is known. None within the limit.
+    fn loaded(&self, py: Python<'_>, limit: Duration) -> Outcome<Option<&LeaseLoad>> {
+        if let Some(load) = self.loaded.get() {
+            return Ok(Some(load));
+        }
+        let Some(answer) = self.asked.get() else {
+            return Err(Failure::Request(
+                "nothing was loaded: call load() before its pages are asked for".into(),
+            ));
+        };
+        match released(py, || answer.wait(limit)) {
+            None => Ok(None),
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(load)) => Ok(Some(self.loaded.get_or_init(|| load))),
+        }
+    }
+}
+
+#[pymethods]
+impl Lease {
+    /// Pages found on the device, in host memory alone, on disk alone.
+    #[getter]
+    fn found(&self) -> (u32, u32, u32) {
+        self.found.pages.into()
+    }
+
+    /// Seconds that bringing all of them to the device is predicted to take; None while too little is known.
+    #[getter]
+    fn load_s(&self) -> Option<f64> {
+        self.found.load.map(|span| span.as_secs_f64())
+    }
+
+    /// Begins to bring the first `pages` pages of what was found to the device. Does not wait. What the disk has not given
+    /// within `timeout_s` seconds is left out. Raises RequestError the second time.
+    fn load(&self, py: Python<'_>, pages: u32, timeout_s: f64) -> Outcome<()> {
+        if self.claimed.set(()).is_err() {
+            return Err(Failure::Request("a match is loaded once: its ticket has the pages".into()));
+        }
+        let limit = seconds(timeout_s);
+        let answer = released(py, || self.handle.load_lease(self.found.id, pages, limit))?;
+        // Only the one that claimed it comes here.
+        let _first = self.asked.set(answer);
+        Ok(())
+    }
+
+    /// The page table (uint32) of the prefix that is on the device or on its way there; None while it is not known after
+    /// `timeout_s` seconds. Raises CapacityError if the device has no room, RequestError after `release`.
+    fn pages<'py>(&self, py: Python<'py>, timeout_s: f64) -> Outcome<Option<Bound<'py, PyArray1<u32>>>> {
+        let load = self.loaded(py, seconds(timeout_s))?;
+        Ok(load.map(|load| PyArray1::from_vec(py, numbers(&load.pages))))
+    }
+
+    /// Waits until layer `layer` of every loaded page is on the device: `ready`, `failed` or `timeout`.
+    fn wait_layer(&self, py: Python<'_>, layer: u32, timeout_s: f64) -> Outcome<&'static str> {
+        let deadline = Instant::now() + seconds(timeout_s);
+        match self.loaded(py, seconds(timeout_s))? {
+            None => Ok("timeout"),
+            Some(load) => Ok(tickets::wait_layer(py, &load.tickets, layer, deadline)),
+        }
+    }
+
+    /// The transfers that bring the prefix. Empty while they are not known.
+    #[getter]
+    fn loads(&self) -> Vec<u64> {
+        self.loaded.get().map_or_else(Vec::new, |load| tickets::transfers(&load.tickets))
+    }
+
+    /// How one of `loads` stands, without waiting: layer `layer` is `ready`, `pending`, or the load has `failed`.
+    fn load_state(&self, load: u64, layer: u32) -> &'static str {
+        self.loaded.get().map_or("pending", |loaded| tickets::state(&loaded.tickets, load, layer))
+    }
+
+    /// Pages (uint32) to compute into; there may be room only after `timeout_s` seconds. Raises CapacityError if there is
+    /// none.
+    fn reserve<'py>(
+        &self,
+        py: Python<'py>,
+        count: u32,
+        timeout_s: f64,
+    ) -> Outcome<Bound<'py, PyArray1<u32>>> {
+        let limit = seconds(timeout_s);
+        let answer = released(py, || {
+            let answer = self.handle.reserve_lease(self.found.id, count, limit)?;
+            Ok::<_, Failure>(answer.wait(limit + GRACE))
+        })?;
+        let none = || Failure::Stopped("the core did not answer a reservation: is the cache closed?".into());
+        let pages = answer.ok_or_else(none)??;
+        Ok(PyArray1::from_vec(py, numbers(&pages)))
+    }
+
+    /// Makes reserved pages match: they hold the whole pages of `tokens` (uint32) after those cached before. Returns the
+    /// pages for which the cache had others. Raises RequestError for pages that are not reserved, tokens that do not go
+    /// on from what is held, and a load that is not over or has failed.
+    fn commit(
+        &self,
+        py: Python<'_>,
+        tokens: PyReadonlyArray1<'_, u32>,
+        pages: PyReadonlyArray1<'_, u32>,
+    ) -> PyResult<Vec<u32>> {
+        let (tokens, pages) = (tokens.as_slice()?.to_vec(), slots(&pages)?);
+        let done = released(py, || self.handle.commit_lease(self.found.id, tokens, pages));
+        let refused = done.map_err(Failure::from)?.map_err(Failure::from)?;
+        Ok(numbers(&refused))
+    }
+
+    /// Gives reserved pages back unused, all or none. Raises RequestError for a page that is not reserved.
+    fn abort(&self, py: Python<'_>, pages: PyReadonlyArray1<'_, u32>) -> PyResult<()> {
+        let pages = slots(&pages)?;
+        let done = released(py, || self.handle.abort_lease(self.found.id, pages));
+        Ok(done.map_err(Failure::from)?.map_err(Failure::from)?)
+    }
+
+    /// Lets all pages go: found, loaded, reserved. Calling it again does nothing.
+    fn release(&self, py: Python<'_>) -> Outcome<()> {
+        released(py, || self.close())
+    }
+
+    /// Tokens of a page.
+    #[getter]
+    fn page_size(&self) -> usize {
+        self.page_size
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        // A lease that was never released would keep its pages for ever.
+        let _no_answer = self.close();
+    }
+}
