@@ -52,6 +52,7 @@ test:
 	$(call step,2/6,Dependencies with test tools)
 	@$(MAKE) -s $(STAMPS)/dependencies-$(DEV_EXTRAS)
 	@$(MAKE) -s $(STAMPS)/nvrtc || test -z "$$CI"
+	@$(BIN)/python tools/chromium.py
 	$(call step,3/6,Extension strata._core$(comma) release build)
 	@$(MAKE) -s $(STAMPS)/extension
 	$(call step,4/6,Rust tests)

@@ -263,3 +263,23 @@ class TestMachine:
             assert cache.disk_path == tmp_path / "strata" / "kv"
             assert cache.disk_capacity == capacity
         assert CacheOptions(disk_capacity=0).disk_capacity == 0
+
+
+class TestDay:
+    """`--chat-template-date`: a day in every spelling that a setting can come in."""
+
+    def test_a_day(self, tmp_path: Path) -> None:
+        file = tmp_path / "strata.toml"
+        file.write_text("chat-template-date = 2024-07-26\n", encoding="utf-8")
+        assert read_config(["--config", str(file)], {}).model.chat_template_date == "2024-07-26"
+        assert (
+            read_config(["--chat-template-date", "2024-07-26"], {}).model.chat_template_date == "2024-07-26"
+        )
+        assert StrataConfig.of().model.chat_template_date == ""
+
+    @pytest.mark.parametrize("value", ["yesterday", "26 Jul 2024", "2024-02-30"])
+    def test_no_day(self, value: str) -> None:
+        with pytest.raises(
+            ConfigError, match=f"--chat-template-date '{value}'.*is not a day such as 2024-07-26"
+        ):
+            read_config(["--chat-template-date", value], {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,31 @@ def test_template_helpers_and_variables(fast: FastTokenizer) -> None:
     own = Tokenizer(fast, {"chat_template": template, "bos_token": {"content": "<s>"}}, small_config())
     text = own.apply_chat_template([{"role": "user", "content": "<é>"}, {"role": "stop"}], flavour="x")
     assert text == '<s>{"role": "user", "content": "<é>"}%x'
+
+
+LLAMA_3 = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% else %}{% set date_string = '26 Jul 2024' %}{% endif %}"
+    "{% endif %}Today Date: {{ date_string }}\n{{ messages[0].content }}"
+)
+
+
+def test_a_template_that_writes_the_date_is_found_and_its_date_can_be_fixed(fast: FastTokenizer) -> None:
+    dated = Tokenizer(fast, {"chat_template": LLAMA_3}, small_config())
+    assert dated.template_writes_date
+    today = dated.apply_chat_template([{"role": "user", "content": "Hello"}])
+    assert today == f"Today Date: {date.today():%d %b %Y}\nHello"
+    dated.fix_date(date(2024, 7, 26))
+    assert dated.apply_chat_template([{"role": "user", "content": "x"}]) == "Today Date: 26 Jul 2024\nx"
+    dated.fix_date(None)
+    assert dated.apply_chat_template([{"role": "user", "content": "Hello"}]) == today
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content }}", "{{ raise_exception('no') }}", "{{ strftime_now('%%') }}", None]
+)
+def test_other_templates_write_no_date(fast: FastTokenizer, template: str | None) -> None:
+    assert not Tokenizer(fast, {"chat_template": template}, small_config()).template_writes_date
 
 
 def test_template_errors_are_the_clients(fast: FastTokenizer) -> None:

@@ -14,8 +14,8 @@ def serve() -> Iterator[Callable[..., RunningServer]]:
     """Starts servers with settings by name, and ends them after the test."""
     servers: list[RunningServer] = []
 
-    def start(**settings: Any) -> RunningServer:
-        servers.append(RunningServer(settings))
+    def start(engine: Any = None, **settings: Any) -> RunningServer:
+        servers.append(RunningServer(settings, engine))
         return servers[-1]
 
     yield start

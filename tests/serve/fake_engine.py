@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from strata.config import StrataConfig
 from strata.engine.api import (
     TIERS,
@@ -20,6 +23,7 @@ from strata.engine.api import (
     FinishReason,
     GenerationRequest,
     Health,
+    Progress,
     TierReport,
     TokenLogprob,
     TokenSources,
@@ -36,6 +40,7 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
+        self.template_writes_date = False
         self.template_takes_tools = True
         self.template_marks_tool_calls = True
 
@@ -79,6 +84,8 @@ class Control:
     full: bool = False
     dead: bool = False
     sources: TokenSources | None = None
+    progress: Progress | None = None
+    """What a stream says of its prompt; None: that it waits."""
 
 
 @dataclass(eq=False)
@@ -92,6 +99,13 @@ class FakeStream:
     aborted: threading.Event = field(default_factory=threading.Event)
     abort_time: float = 0.0
     ended: bool = False
+
+    @property
+    def prompt(self) -> npt.NDArray[np.uint32]:
+        return np.asarray(self.request.prompt_token_ids, np.uint32)
+
+    def progress(self) -> Progress:
+        return self.control.progress or Progress(len(self.request.prompt_token_ids), 0, None)
 
     def __iter__(self) -> Iterator[Chunk]:
         for wait_s, chunk in self._script():

@@ -23,10 +23,12 @@ class RunningServer:
     """Serves from the moment it is made; settings are those of `StrataConfig.of`."""
 
     settings: dict[str, Any] = field(default_factory=dict)
+    engine: Any = None
+    """A fake one unless given; not shut down here."""
 
     def __post_init__(self) -> None:
         config = StrataConfig.of(**{"port": 0, "disk_capacity": 0, **self.settings})
-        self.engine = FakeEngine(config)
+        self.engine = self.engine or FakeEngine(config)
         self._bound = bind(config.server)
         options = uvicorn.Config(
             create_app(self.engine, config), log_config=None, lifespan="off", timeout_graceful_shutdown=1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, fields
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def number(doc: str, least: float, most: float) -> dict[str, Any]:
     return {KNOB: Knob(doc, float, f"a number from {least:g} to {most:g}", least, most)}
 
 
+def day(doc: str) -> dict[str, Any]:
+    """Metadata of a setting that takes a day, or nothing."""
+    return {KNOB: Knob(doc, _read_day, "a day such as 2024-07-26")}
+
+
 def fraction(doc: str) -> dict[str, Any]:
     """Metadata of a setting that takes a part of something, from 0 to 1."""
     return {KNOB: Knob(doc, float, "a part from 0 to 1", 0.0, 1.0)}
@@ -152,6 +158,10 @@ def _remedy(name: str, knob: Knob) -> str:
 
 def _read_path(value: str) -> Path:
     return Path(value).expanduser()
+
+
+def _read_day(value: str) -> str:
+    return date.fromisoformat(value).isoformat() if value else ""
 
 
 def _read_switch(value: str) -> bool:

@@ -14,6 +14,7 @@ from strata.config.knobs import (
     check_part,
     choice,
     count,
+    day,
     flag_of,
     format_size,
     fraction,
@@ -77,6 +78,13 @@ class ModelOptions:
     )
     threads: int = field(
         default=0, metadata=count("threads that compute; 0: one for each usable core", 0, 1024)
+    )
+    chat_template_date: str = field(
+        default="",
+        metadata=day(
+            "day that chat templates take for today, such as 2024-07-26: where a template writes the date into every "
+            "prompt, tomorrow's prompts match nothing of today's; empty: today"
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -294,6 +302,21 @@ class ServerOptions:
             "info",
             "warning",
             "error",
+        ),
+    )
+    sse_keepalive_s: float = field(
+        default=10.0,
+        metadata=seconds(
+            "a streamed answer that has nothing to say for this long sends a comment with its progress, for proxies "
+            "and read timeouts; 0: none",
+            0.0,
+            3600.0,
+        ),
+    )
+    prompt_excerpts: bool = field(
+        default=True,
+        metadata=switch(
+            "show a few words of prompts on the page and in /status, around the point where two of them part"
         ),
     )
     step_log: str = field(

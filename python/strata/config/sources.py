@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field
+from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -150,6 +151,8 @@ def _read_file(path: Path) -> dict[str, tuple[Any, str]]:
         name = key.replace("-", "_")
         if name not in known:
             raise ConfigError(f"--config {path}: {key!r} is no setting of Strata{_closest(name, known)}")
+        if isinstance(value, date):
+            value = value.isoformat()
         if not isinstance(value, str | int | float):
             raise ConfigError(
                 f"--config {path}: {key} is a {type(value).__name__}; give {known[name].wanted}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -127,6 +128,23 @@ class Answers:
             rate = tokens / seconds
             old = self.prefill_rate
             self.prefill_rate = rate if old is None else old + _RATE_WEIGHT * (rate - old)
+
+    def note_begun(self, plan: Plan, now: float) -> None:
+        """Notes which requests run from here on: their cached tokens are behind them."""
+        pace = 1 / self.prefill_rate if self.prefill_rate else None
+        for row, device, host, disk, computed, _ in plan.admitted:
+            sequence = self.sequences.get(plan.requests[row])
+            if sequence is not None:
+                sources = TokenSources(device, host, disk, computed)
+                sequence.stream.prefill.begin(sources.cached, sources, now, pace)
+
+    def note_progress(self, plan: Plan) -> None:
+        """Notes how far the prompts are after a step that succeeded."""
+        now = time.monotonic()
+        for number, done in zip(plan.requests, plan.context_lengths, strict=True):
+            sequence = self.sequences.get(number)
+            if sequence is not None:
+                sequence.stream.prefill.note(done, now)
 
     def note_sources(self, plan: Plan) -> None:
         """Notes where the prompts came from that this plan has admitted."""

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 TIERS: tuple[str, ...] = ("device", "host", "disk")
 """Tier names from the fastest down, as flags, JSON and metrics spell them."""
 
@@ -122,10 +125,23 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a prompt is. `done_tokens` are in place, cached ones too; `remaining_s` is an estimate, None while there
+    is nothing to base it on. `sources` is None until the request runs, then says where this run found the prompt."""
+
+    prompt_tokens: int
+    done_tokens: int
+    remaining_s: float | None
+    sources: TokenSources | None = None
+
+
 class RequestStream(Protocol):
-    """The answer to one request. May be read from any one thread or any one event loop, once. Hashable."""
+    """The answer to one request. May be read from any one thread or any one event loop, once. Hashable. `prompt` is
+    uint32 [prompt tokens], shared with the engine: not to be written to."""
 
     request_id: int
+    prompt: npt.NDArray[np.uint32]
 
     def __iter__(self) -> Iterator[Chunk]: ...
 
@@ -134,6 +150,9 @@ class RequestStream(Protocol):
     def abort(self) -> None:
         """Ends the request early; from any thread, without blocking. Idempotent; the stream still ends with one
         `abort` chunk."""
+
+    def progress(self) -> Progress:
+        """How far the prompt is; from any thread, without blocking."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Engine:
         skipping = sampling.skip_special_tokens
         detokenizer = self.tokenizer.detokenizer(skipping) if self.tokenizer else _TokenTextless()
         number = next(self._numbers)
-        stream = Stream(number, self._abort, self._is_alive)
+        stream = Stream(number, prompt, self._abort, self._is_alive)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         text = StoppingText(detokenizer, sampling.stop, sampling.include_stop)
         self._answers.add(number, Sequence(request, stream, text, seed & (2**64 - 1), stops))
@@ -196,6 +196,7 @@ class Engine:
         if plan.epoch < self._epoch:
             return
         started, was_loading = time.monotonic(), plan.loading
+        self._answers.note_begun(plan, started)
         before: MeasuredStep | None = None
         try:
             model, answers = self._served.model, self._answers
@@ -223,6 +224,7 @@ class Engine:
         busy = self._clock.busy_s(took, plan.samples, was_loading)
         if plan.is_prefill:
             answers.measure(sum(plan.query_lengths), busy)
+            answers.note_progress(plan)
         if before is not None:
             answers.measure(before.tokens, before.seconds)
             self._runtime.measured(before.tokens, before.context, before.seconds)

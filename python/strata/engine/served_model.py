@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from datetime import date
 
 import torch
 
@@ -56,4 +57,6 @@ def load_served_model(options: ModelOptions) -> ServedModel:
     automatic = "float32" if options.device == "cpu" else "bfloat16"
     dtype = automatic if options.dtype == "auto" else options.dtype
     loaded = load_model(options.model, dtype, options.device)
+    if options.chat_template_date:
+        loaded.tokenizer.fix_date(date.fromisoformat(options.chat_template_date))
     return ServedModel(loaded.model, loaded.tokenizer, loaded.name, fingerprint_files(loaded.path))

@@ -9,7 +9,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from strata.engine.api import Chunk
+import numpy as np
+import numpy.typing as npt
+
+from strata.engine.api import Chunk, Progress
+from strata.engine.progress import PrefillProgress
 from strata.errors import StrataError
 
 _LIVENESS_S = 1.0
@@ -19,8 +23,17 @@ _LIVENESS_S = 1.0
 class Stream:
     """Implements `RequestStream`."""
 
-    def __init__(self, request_id: int, abort: Callable[[int], None], alive: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        prompt: npt.NDArray[np.uint32],
+        abort: Callable[[int], None],
+        alive: Callable[[], bool],
+    ) -> None:
         self.request_id = request_id
+        self.prompt = prompt
+        self.prefill = PrefillProgress(len(prompt))
+        """Noted by the engine alone."""
         self._abort = abort
         self._alive = alive
         self._items: deque[Chunk | StrataError] = deque()
@@ -44,6 +57,10 @@ class Stream:
     def abort(self) -> None:
         """Ends the request early. Idempotent; the stream still ends with one `abort` chunk."""
         self._abort(self.request_id)
+
+    def progress(self) -> Progress:
+        """How far the prompt is."""
+        return self.prefill.report()
 
     def __iter__(self) -> Iterator[Chunk]:
         while True:

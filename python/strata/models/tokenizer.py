@@ -7,8 +7,8 @@ sequence.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +24,8 @@ from strata.models.config import ModelConfig, read_json
 REPLACEMENT_CHARACTER = "\ufffd"
 # An unfinished UTF-8 sequence has at most three bytes, and decoders show at most one replacement for each.
 LONGEST_UNFINISHED = 3
+_MOMENTS = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 25, 16, 17))
+"""Two that differ in all that a template may write of a date or a time."""
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -46,9 +48,12 @@ class Tokenizer:
             role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)
         }
         self._template_source = _template_source(settings.get("chat_template"))
-        self._template = _compile_template(self._template_source)
+        self._template = _compile_template(self._template_source, self._strftime_now)
         self._template_variables = _variables_of(self._template, self._template_source)
         self._token_texts: dict[int, str] = {}
+        self._now: datetime | None = None
+        self.template_writes_date: bool = self._writes_date()
+        """Whether a chat's prompt holds the date or the time: then tomorrow's prompt is another one from there on."""
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
         highest = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
         if highest >= config.vocab_size:
@@ -77,6 +82,27 @@ class Tokenizer:
     def template_marks_tool_calls(self) -> bool:
         """Whether the model was taught to call tools as `<tool_call>{...}</tool_call>`, in the way of Hermes."""
         return "<tool_call>" in self._template_source
+
+    def fix_date(self, day: date | None) -> None:
+        """From now on, chat templates take `day`, at midnight, for now; None: whatever time it is."""
+        self._now = None if day is None else datetime.combine(day, datetime.min.time())
+
+    def _writes_date(self) -> bool:
+        """For `__init__` alone: a chat that was rendered meanwhile would be given a wrong date."""
+        if self._template is None:
+            return False
+        prompts = set()
+        try:
+            for self._now in _MOMENTS:
+                prompts.add(self.apply_chat_template([{"role": "user", "content": "Hello"}]))
+        except RequestError:
+            return False
+        finally:
+            self._now = None
+        return len(prompts) > 1
+
+    def _strftime_now(self, pattern: str) -> str:
+        return (self._now or datetime.now()).strftime(pattern)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``. Rendered chat templates hold their special tokens: pass False for them. Raises
@@ -204,7 +230,7 @@ def _variables_of(template: jinja2.Template | None, source: str) -> set[str]:
     return jinja2.meta.find_undeclared_variables(template.environment.parse(source)) if template else set()
 
 
-def _compile_template(template: str) -> jinja2.Template | None:
+def _compile_template(template: str, strftime_now: Callable[[str], str]) -> jinja2.Template | None:
     if not template:
         return None
     environment = ImmutableSandboxedEnvironment(
@@ -212,7 +238,7 @@ def _compile_template(template: str) -> jinja2.Template | None:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = strftime_now
     try:
         return environment.from_string(template)
     except jinja2.TemplateSyntaxError as error:
@@ -236,7 +262,3 @@ def _to_json(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

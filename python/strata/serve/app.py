@@ -13,8 +13,10 @@ from strata.serve.chat import chat_router
 from strata.serve.completions import completions_router
 from strata.serve.errors import add_error_handlers
 from strata.serve.metrics import HttpMetrics, ServerMetrics
+from strata.serve.page_routes import page_router
 from strata.serve.request_id import RequestIds
 from strata.serve.service import Service
+from strata.serve.status import status_router
 from strata.serve.tokens import tokens_router
 
 
@@ -27,6 +29,8 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     app.include_router(chat_router(service))
     app.include_router(tokens_router(service))
     app.include_router(admin_router(service))
+    app.include_router(status_router(service))
+    app.include_router(page_router())
     add_error_handlers(app)
     if config.server.api_key:
         app.add_middleware(BearerAuth, api_key=config.server.api_key)

@@ -1,4 +1,4 @@
-"""With `--api-key`, every route but `/health` asks for it as a bearer token."""
+"""With `--api-key`, every route but `/health` and the page's files asks for it as a bearer token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strata.serve.errors import ApiError
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", "/"})
+_OPEN_FOLDER = "/page/"
+"""The page's own files hold no data: it asks for the key itself."""
 
 
 class BearerAuth:
@@ -20,7 +22,8 @@ class BearerAuth:
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path not in _OPEN_PATHS and not path.startswith(_OPEN_FOLDER):
             given = Headers(scope=scope).get("authorization", "").encode()
             if not hmac.compare_digest(given, self._expected):
                 error = ApiError(

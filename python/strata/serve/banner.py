@@ -7,6 +7,7 @@ import shlex
 
 from strata.config import StrataConfig, format_size
 from strata.engine.api import EngineProtocol, TierReport
+from strata.serve.notes import start_notes
 from strata.serve.terminal import Terminal
 
 
@@ -26,6 +27,8 @@ def show_ready(
             terminal.row(tier.name, f"off: {tier.off_reason or 'no reason given'}", "yellow")
     if any(tier.name == "disk" and tier.enabled for tier in tiers):
         terminal.row("note", privacy_note(config))
+    for note in start_notes(engine, config):
+        terminal.row("note", note, "yellow")
     for problem in engine.health().problems:
         terminal.row("problem", problem, "yellow")
     terminal.row("serving", url, "bold green")

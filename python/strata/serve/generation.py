@@ -25,7 +25,7 @@ from strata.serve.disconnect import unless_client_leaves
 from strata.serve.errors import ApiError, api_error_of
 from strata.serve.protocol import GenerationBody
 from strata.serve.service import Service
-from strata.serve.sse import DONE, EventStreamResponse, event
+from strata.serve.sse import DONE, EventStreamResponse, KeepAlive, event, progress_comment
 from strata.serve.usage import tokens_so_far, usage_body
 
 _CLIENT_LEFT_STATUS = 499  # nobody reads it; it is what logs and metrics call such a request
@@ -92,7 +92,8 @@ async def respond(
     service.streams.update(streams)
     if body.stream:
         events = _events(service, answers, dialect, body)
-        return EventStreamResponse(events, on_end=partial(_end, service, streams))
+        keep_alive = KeepAlive(service.config.server.sse_keepalive_s, partial(progress_comment, streams))
+        return EventStreamResponse(events, partial(_end, service, streams), keep_alive)
     try:
         stayed, _ = await unless_client_leaves(request.receive, _collect(service, answers))
     finally:
@@ -122,7 +123,7 @@ def _submit(
     answers: list[Answer] = []
     try:
         for request, number in choices:
-            stream = service.engine.submit(_with_own_seed(request, number))
+            stream = service.observer.submit(_with_own_seed(request, number))
             prompt = list(request.prompt_token_ids)
             answers.append(Answer(len(answers), prompt, stream, number == 0, body.token_limit() == 0))
     except StrataError:

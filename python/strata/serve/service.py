@@ -14,6 +14,7 @@ from strata.config import StrataConfig
 from strata.engine.api import EngineProtocol, RequestStream
 from strata.serve.errors import ApiError
 from strata.serve.metrics import ServerMetrics
+from strata.serve.observer import Observer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +38,11 @@ class Service:
     streams: set[RequestStream] = field(default_factory=set)
     """Streams that are being answered. Only the event loop's thread changes it."""
     created: int = field(default_factory=lambda: int(time.time()))
+    observer: Observer = field(init=False)
+
+    def __post_init__(self) -> None:
+        observer = Observer(self.engine, self.call, self.config.server.prompt_excerpts)
+        object.__setattr__(self, "observer", observer)
 
     @property
     def model_name(self) -> str:

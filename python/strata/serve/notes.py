@@ -1,0 +1,19 @@
+"""What an operator should know from the start, though nothing is wrong: shown in the banner and on the page."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from strata.config import StrataConfig
+from strata.engine.api import EngineProtocol
+
+
+def start_notes(engine: EngineProtocol, config: StrataConfig) -> list[str]:
+    """Sentences; none for most servers."""
+    day, tokenizer = config.model.chat_template_date, engine.tokenizer
+    if day or tokenizer is None or not tokenizer.template_writes_date:
+        return []
+    return [
+        "the chat template writes today's date into every chat's prompt, so tomorrow nothing of today's chats is "
+        f"found in the cache; --chat-template-date {date.today().isoformat()} keeps the date"
+    ]
