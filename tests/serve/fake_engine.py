@@ -159,7 +159,8 @@ class FakeStream:
         prompt = len(self.request.prompt_token_ids)
         sources = control.sources or TokenSources(computed=prompt)
         tokens = sum(len(piece) for piece in control.pieces)
-        yield 0.0, Chunk("", (), reason, Usage(prompt, tokens, sources, 0.25, 1.5))
+        times = {"queue_s": 0.05, "prefill_s": 0.2, "decode_s": 0.5}
+        yield 0.0, Chunk("", (), reason, Usage(prompt, tokens, sources, 0.25, 1.5, **times))
 
 
 class FakeEngine:
@@ -207,11 +208,16 @@ class FakeEngine:
     def waiting(self) -> list[WaitingReport]:
         return [
             WaitingReport(
-                7, 1.5, "deferred: request 6 computes 290 of its tokens; it goes on its own in 90 ms"
+                7,
+                1.5,
+                "deferred: request 6 computes 290 of its tokens; it goes on its own in 90 ms",
+                "deferred",
             )
         ]
 
     def stats(self) -> dict[str, float]:
+        if self.control.dead:
+            raise StrataError("the engine has stopped")
         return {
             "deferrals": 2,
             "deferred_ns": 1_500_000_000,
@@ -226,6 +232,15 @@ class FakeEngine:
             "hit_age_le_10": 5,
             "hit_age_count": 6,
             "hit_age_sum_s": 700,
+            "token_gap_le_0.01": 4,
+            "token_gap_le_2.5": 9,
+            "token_gap_count": 10,
+            "token_gap_sum_s": 12.5,
+            "device_capacity_pages": 100,
+            "device_used_pages": 40,
+            "device_resident_pages": 30,
+            "aborted": 6,
+            "generated_tokens": 11,
             "device_pinned_pages": 3,
             "running": 2,
             "waiting": 1,

@@ -35,6 +35,9 @@ class ScriptedEngine(FakeEngine):
     def __init__(self, config: StrataConfig) -> None:
         super().__init__(config)
         time.sleep(float(os.environ.get("FAKE_LOAD_S", "0")))
+        until = os.environ.get("FAKE_LOAD_UNTIL")
+        while until and not os.path.exists(until):
+            time.sleep(0.01)
         self.control = Control(
             pieces=("a",) * int(os.environ.get("FAKE_PIECES", "3")),
             delay_s=float(os.environ.get("FAKE_DELAY_S", "0")),

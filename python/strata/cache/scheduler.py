@@ -125,7 +125,7 @@ class Scheduler(Tiers):
     def waiting(self) -> list[tuple[int, float, str]]:
         """Why each waiting request waits: its number, the seconds since it was submitted, a sentence; in the order in
         which they would go."""
-        return self.runtime.explain()
+        return [(number, waited_s, why) for number, waited_s, why, _kind in self.runtime.explain()]
 
     def __enter__(self) -> Scheduler:
         return self

@@ -288,6 +288,14 @@ class ServerOptions:
     insecure: bool = field(
         default=False, metadata=switch("allow an address that others can reach, without an API key")
     )
+    leave_notice_s: float = field(
+        default=0.0,
+        metadata=seconds(
+            "at a stop, how long requests are still taken while /ready says no, so that load balancers look away first",
+            0.0,
+            600.0,
+        ),
+    )
     drain_timeout_s: float = field(
         default=30.0, metadata=seconds("at a stop, how long running requests may take to finish", 0.0, 3600.0)
     )
@@ -318,6 +326,10 @@ class ServerOptions:
         metadata=switch(
             "show a few words of prompts on the page and in /status, around the point where two of them part"
         ),
+    )
+    log_format: str = field(
+        default="text",
+        metadata=choice("lines for people, or one JSON object a line for a log collector", "text", "json"),
     )
     step_log: str = field(
         default="",

@@ -10,14 +10,16 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field
+from dataclasses import MISSING, Field, dataclass, field
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from strata.config.environment import read_environment
 from strata.config.knobs import Knob, flag_of, format_size, knobs_of, parse_size, read_value
 from strata.config.options import AUTO_SIZE, CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
+from strata.config.shown import FORMATS, ShownSetting, shown_settings
 from strata.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -31,7 +33,7 @@ PARTS: Mapping[str, type] = MappingProxyType(
 """The parts of a `StrataConfig` by attribute name."""
 
 DEFAULT_ORIGIN = "default"
-_VARIABLE_PREFIX = "STRATA_"
+_MACHINE_ORIGIN = "default, worked out from this machine"
 
 
 @dataclass(frozen=True)
@@ -56,26 +58,40 @@ class StrataConfig:
         """Where the setting `name` was given: a flag, a variable, a file, or `default`."""
         return self.origins.get(name, DEFAULT_ORIGIN)
 
+    def shown(self) -> dict[str, list[ShownSetting]]:
+        """By part, every setting with its origin in words; secrets are to stay hidden."""
+
+        def origin(name: str) -> str:
+            return self.origins.get(name) or (
+                _MACHINE_ORIGIN if _is_worked_out(specs[name]) else DEFAULT_ORIGIN
+            )
+
+        specs = {name: spec for part in PARTS.values() for name, (spec, _) in knobs_of(part).items()}
+        return {part: shown_settings(getattr(self, part), origin) for part in PARTS}
+
 
 def read_config(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None, program: str = "strata serve"
 ) -> StrataConfig:
     """Settings from command line arguments, the environment and the TOML file of `--config`.
 
-    Raises ConfigError; leaves through SystemExit for `--help` and unknown flags, as argparse does.
+    Raises ConfigError; leaves through SystemExit for `--help`, `--print-config` and unknown flags, as
+    argparse does.
     """
     variables = os.environ if environment is None else environment
     given = vars(build_parser(program).parse_args(arguments))
-    config_file = given.pop("config", None) or variables.get(_VARIABLE_PREFIX + "CONFIG")
+    print_format = given.pop("print_config", None)
+    config_file = given.pop("config", None) or variables.get("STRATA_CONFIG")
     settings: dict[str, tuple[Any, str]] = {}
     if config_file:
         settings |= _read_file(Path(config_file).expanduser())
-    for name in _all_knobs():
-        variable = _VARIABLE_PREFIX + name.upper()
-        if variable in variables:
-            settings[name] = (variables[variable], f"environment {variable}")
+    settings |= read_environment(variables, _all_knobs())
     settings |= {name: (value, f"flag {flag_of(name)}") for name, value in given.items()}
-    return _build(settings)
+    config = _build(settings)
+    if print_format is not None:
+        print(FORMATS[print_format](config.shown()))
+        raise SystemExit(0)
+    return config
 
 
 def build_parser(program: str) -> argparse.ArgumentParser:
@@ -90,6 +106,13 @@ def build_parser(program: str) -> argparse.ArgumentParser:
         "a flag wins over the environment, the environment over the file.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (STRATA_CONFIG)")
+    parser.add_argument(
+        "--print-config",
+        nargs="?",
+        const="toml",
+        choices=tuple(FORMATS),
+        help="print every setting with its origin, secrets hidden, as a TOML file or as JSON, and exit",
+    )
     for part, options in PARTS.items():
         group = parser.add_argument_group(part)
         for name, (spec, knob) in knobs_of(options).items():
@@ -112,6 +135,11 @@ def help_of(spec: Field[Any], knob: Knob) -> str:
         return knob.doc
     shown = format_size(int(value)) if knob.read is parse_size else str(value).lower()
     return f"{knob.doc} (default: {shown})"
+
+
+def _is_worked_out(spec: Field[Any]) -> bool:
+    """Whether the default differs from machine to machine."""
+    return spec.default == AUTO_SIZE or spec.default_factory is not MISSING
 
 
 def _all_knobs() -> dict[str, Knob]:

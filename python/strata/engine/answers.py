@@ -20,6 +20,7 @@ from strata.engine.logit_rules import Row
 from strata.engine.logprobs import hidden_logprobs
 from strata.engine.sampler import Sampled, sample_rows
 from strata.engine.sequence import Sequence
+from strata.engine.token_gaps import TokenGaps
 from strata.errors import CapacityError, StrataError
 
 _log = logging.getLogger("strata.engine")
@@ -50,6 +51,7 @@ class Answers:
         """The last token of every request whose next row may need it."""
         self.prefill_rate: float | None = None
         """Prompt tokens computed in a second, if measured yet."""
+        self.token_gaps = TokenGaps()
         self.draining = False
 
     # --- from any thread --------------------------------------------------------------------------------------
@@ -146,8 +148,8 @@ class Answers:
             if sequence is not None:
                 sequence.stream.prefill.note(done, now)
 
-    def note_sources(self, plan: Plan) -> None:
-        """Notes where the prompts came from that this plan has admitted."""
+    def note_admitted(self, plan: Plan, started: float) -> None:
+        """Notes where the prompts came from that this plan has admitted, and that it began to compute at `started`."""
         for row, device, host, disk, computed, preemptions in plan.admitted:
             sequence = self.sequences.get(plan.requests[row])
             if sequence is None:
@@ -156,6 +158,7 @@ class Answers:
             # A request that comes back after a preemption finds its own pages: the first admission counts.
             if sequence.sources is None:
                 sequence.sources = TokenSources(device, host, disk, computed)
+                sequence.admitted = started
 
     def take(self, plan: Plan, sampled: dict[int, Sampled]) -> Taken:
         """Adds the tokens of a step that succeeded to their answers."""
@@ -166,6 +169,7 @@ class Answers:
             sequence = self.sequences.get(number)
             if sequence is None:
                 continue
+            former = sequence.last_token
             try:
                 chunk = sequence.take(token, self.prefill_rate)
             except Exception as error:  # noqa: BLE001 - one answer's text must not end the others
@@ -173,6 +177,8 @@ class Answers:
                 self.give_up(number, StrataError(f"the answer cannot be turned into text: {error}"))
                 finished.add(number)
                 continue
+            if former is not None and sequence.last_token is not None:
+                self.token_gaps.add(sequence.last_token - former)
             chunks.append((sequence, chunk))
             if chunk.finish_reason is not None:
                 finished.add(number)

@@ -17,6 +17,24 @@ import numpy.typing as npt
 TIERS: tuple[str, ...] = ("device", "host", "disk")
 """Tier names from the fastest down, as flags, JSON and metrics spell them."""
 
+WAITING_KINDS: tuple[str, ...] = (
+    "next",
+    "loads",
+    "held",
+    "deferred",
+    "taken_over",
+    "set_aside",
+    "no_room",
+    "behind",
+    "batch_full",
+    "running_full",
+    "decode_first",
+    "left_out",
+)
+"""What a request may wait for, in one word each: it goes with the next step; its pages load; its prefetch runs; another
+request computes its tokens, or is overdue with them; its load would stall the batch; the device has no room, for it or
+for one before it; the batch has its tokens; as many run as may; running streams go first; a policy leaves it out."""
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -89,7 +107,8 @@ class Usage:
     """Token counts and times of one request. Times are seconds; `ttft_s` counts from submission.
 
     `saved_s` is the engine's own estimate of the prefill time that the cached tokens saved.
-    `preemptions` counts how often the request gave its pages up for older ones.
+    `preemptions` counts how often the request gave its pages up for older ones. The request waited `queue_s` until a
+    step computed for it first, had its first token after another `prefill_s`, its last after another `decode_s`.
     """
 
     prompt_tokens: int
@@ -98,6 +117,9 @@ class Usage:
     ttft_s: float
     saved_s: float
     preemptions: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -180,11 +202,13 @@ class Health:
 
 @dataclass(frozen=True)
 class WaitingReport:
-    """A request in the queue: its number, the seconds since it was submitted, and why it waits, in a sentence."""
+    """A request in the queue: its number, the seconds since it was submitted, why it waits in a sentence, and the same
+    as one of `WAITING_KINDS`."""
 
     request_id: int
     waited_s: float
     why: str
+    kind: str = ""
 
 
 class EngineProtocol(Protocol):

@@ -228,7 +228,7 @@ class Engine:
         if before is not None:
             answers.measure(before.tokens, before.seconds)
             self._runtime.measured(before.tokens, before.context, before.seconds)
-        answers.note_sources(plan)
+        answers.note_admitted(plan, started)
         taken = answers.take(plan, sampled)
         self._runtime.plan_done(plan.id, taken.tokens, taken.ended, busy, stalled)
         answers.send(taken.chunks)
@@ -283,7 +283,7 @@ class Engine:
         flat["decode_forwards"] = float(self._forwards["decode"])
         flat["prefill_tokens_per_s"] = self._answers.prefill_rate or 0.0
         flat["page_bytes"] = float(self._sizes.page_bytes)
-        return flat
+        return flat | self._answers.token_gaps.stats()
 
     def tiers(self) -> list[TierReport]:
         """One report a tier, from the device down."""

@@ -29,7 +29,10 @@ class Sequence:
     stop_token_ids: frozenset[int]
     submitted: float = field(default_factory=time.monotonic)
     sources: TokenSources | None = None
+    admitted: float | None = None
+    """When the first step that computed for it began."""
     first_token: float | None = None
+    last_token: float | None = None
     output: list[int] = field(default_factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(default_factory=dict)
     """By the position of the token that is predicted."""
@@ -61,8 +64,9 @@ class Sequence:
         `prefill_rate` as in `usage`."""
         first = not self.output
         self.output.append(sampled.token_id)
+        self.last_token = time.monotonic()
         if self.first_token is None:
-            self.first_token = time.monotonic()
+            self.first_token = self.last_token
         text, reason = self._text(sampled.token_id)
         return Chunk(
             text,
@@ -94,9 +98,23 @@ class Sequence:
         """What the request cost; `prefill_rate` is in tokens a second, if one was measured yet."""
         prompt = len(self.request.prompt_token_ids)
         sources = self.sources or TokenSources(computed=prompt)
-        first = self.first_token if self.first_token is not None else time.monotonic()
         saved = sources.cached / prefill_rate if prefill_rate else 0.0
-        return Usage(prompt, self.generated, sources, first - self.submitted, saved, self.preemptions)
+        # What has not come about by the end has lasted until now.
+        now = time.monotonic()
+        admitted = self.admitted if self.admitted is not None else now
+        first = self.first_token if self.first_token is not None else now
+        last = self.last_token if self.last_token is not None else first
+        return Usage(
+            prompt,
+            self.generated,
+            sources,
+            first - self.submitted,
+            saved,
+            self.preemptions,
+            queue_s=admitted - self.submitted,
+            prefill_s=first - admitted,
+            decode_s=last - first,
+        )
 
     def end(self, text: str, token_ids: tuple[int, ...], reason: FinishReason, usage: Usage) -> None:
         """Sends the last chunk."""

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from strata import __version__
 from strata.config import parse_size
 from strata.engine.api import TIERS, TierReport, WaitingReport
 from strata.serve.errors import ApiError
@@ -108,10 +109,28 @@ def admin_router(service: Service) -> APIRouter:
         state = await service.call(engine.health)
         body = {
             "status": "ok" if state.ok else "dead",
-            "ready": state.ready,
+            "ready": state.ready and not service.leaving.is_set(),
             "problems": list(state.problems),
         }
         return JSONResponse(body, 200 if state.ok else 503)
+
+    @router.get("/livez")
+    async def livez() -> Response:
+        """200 unless nothing but a restart helps: what a supervisor asks before it kills."""
+        state = await service.call(engine.health)
+        return JSONResponse({"live": state.ok, "problems": list(state.problems)}, 200 if state.ok else 503)
+
+    @router.get("/ready")
+    @router.get("/readyz", include_in_schema=False)
+    async def ready() -> Response:
+        """200 while new requests are welcome: what a load balancer asks before it sends one."""
+        state = await service.call(service.readiness)
+        return JSONResponse(asdict(state), 200 if state.ready else 503)
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The version that runs."""
+        return {"version": __version__}
 
     @router.get("/metrics")
     async def metrics() -> Response:

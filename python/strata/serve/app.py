@@ -22,7 +22,8 @@ from strata.serve.tokens import tokens_router
 
 def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     """An app that serves `engine`. The caller owns the engine and shuts it down after the app has stopped."""
-    service = Service(engine, config, ServerMetrics(engine))
+    service = Service(engine, config, ServerMetrics(engine, config))
+    service.metrics.watch_readiness(lambda: service.readiness().ready)
     app = FastAPI(title="Strata", version=__version__)
     app.state.service = service
     app.include_router(completions_router(service))

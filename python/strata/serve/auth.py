@@ -1,4 +1,4 @@
-"""With `--api-key`, every route but `/health` and the page's files asks for it as a bearer token."""
+"""With `--api-key`, every route but those of health and the page's files asks for it as a bearer token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strata.serve.errors import ApiError
 
-_OPEN_PATHS = frozenset({"/health", "/"})
+_OPEN_PATHS = frozenset({"/health", "/livez", "/ready", "/readyz", "/"})
 _OPEN_FOLDER = "/page/"
 """The page's own files hold no data: it asks for the key itself."""
 

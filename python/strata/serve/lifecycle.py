@@ -1,8 +1,9 @@
 """From settings to exit code: bind, load, serve, stop. Every stop ends within a bound.
 
-The first SIGTERM or SIGINT stops new connections, lets running requests finish within `--drain-timeout-s`,
-moves pages to disk within `--demote-timeout-s` and exits with 0. A second one, or one while the model is
-loading, exits at once. HTTP runs in a thread of its own, so that no client can keep the main thread from
+The address answers from the start, until the model is there with 503. The first SIGTERM or SIGINT makes `/ready` say
+no, takes requests for another `--leave-notice-s`, then no new connections, lets running requests finish within
+`--drain-timeout-s`, moves pages to disk within `--demote-timeout-s` and exits with 0. A second one, or one while the
+model is loading, exits at once. HTTP runs in a thread of its own, so that no client can keep the main thread from
 stopping.
 """
 
@@ -22,20 +23,23 @@ from types import FrameType
 
 import uvicorn
 
-from strata.config import StrataConfig
+from strata.config import ServerOptions, StrataConfig
 from strata.engine.api import EngineProtocol
 from strata.errors import StrataError
 from strata.serve.app import create_app
 from strata.serve.banner import show_ready
 from strata.serve.binding import bind, listen, url_of
+from strata.serve.gate import Gate
+from strata.serve.logs import set_up_logging
 from strata.serve.service import Service
-from strata.serve.terminal import Terminal, set_up_logging
+from strata.serve.supervisor import Supervisor
+from strata.serve.terminal import Terminal
 
 _log = logging.getLogger("strata.serve")
 
 LoadEngine = Callable[[StrataConfig], EngineProtocol]
 
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """What a stop may take beyond the two timeouts, before the process ends whatever hangs."""
 _ABORT_S = 2.0
 """The part of it in which aborted requests may end and tell their clients."""
@@ -46,24 +50,33 @@ _START_TIMEOUT_S = 30.0
 
 def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
     """Serves until a signal asks to stop. Returns the exit code; raises StrataError if it cannot start."""
-    set_up_logging(config.server.log_level)
-    terminal = Terminal(steps=3)
+    set_up_logging(config.server)
+    terminal = Terminal(steps=3, log=config.server.log_format == "json")
     signals = StopSignals()
     signals.install()
     with bind(config.server) as bound:
         url = url_of(bound)
         terminal.step(f"Address {url} is free")
+        listen(bound, config.server)
+        http = HttpThread(config.server, bound)
+        http.start()
         terminal.step(f"Loading model {config.model.model} and opening the cache's tiers")
         start = time.monotonic()
-        engine = load_engine(config)
         try:
-            listen(bound, config.server)
-            http = HttpThread(engine, config, bound)
-            http.start()
+            engine = load_engine(config)
+        except BaseException:
+            http.stop(_ABORT_S)
+            raise
+        try:
+            http.serve(engine, config)
             signals.may_drain = True
             show_ready(terminal, engine, config, url, time.monotonic() - start)
+            supervisor = Supervisor()
+            supervisor.ready(f"serving {engine.model_name} on {url}")
             while not signals.requested and http.alive:
+                supervisor.alive(lambda: engine.health().ok)
                 time.sleep(_TICK_S)
+            supervisor.stopping("finishing running requests")
         except BaseException:
             engine.shutdown(0.0, 0.0)
             raise
@@ -73,11 +86,16 @@ def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
 def _stop(
     engine: EngineProtocol, http: HttpThread, config: StrataConfig, terminal: Terminal, asked: bool
 ) -> int:
-    """Drains, demotes and says what became of it."""
+    """Says that it leaves, drains, demotes and says what became of it."""
     options = config.server
-    whole_s = options.drain_timeout_s + options.demote_timeout_s + _GRACE_S
+    whole_s = options.leave_notice_s + options.drain_timeout_s + options.demote_timeout_s + GRACE_S
     _end_process_after(whole_s)
     if asked:
+        if options.leave_notice_s:
+            terminal.line(
+                f"Stopping: /ready says no, requests are taken for {options.leave_notice_s:g} s more"
+            )
+        http.leave(options.leave_notice_s)
         terminal.line(
             f"Stopping: running requests have {options.drain_timeout_s:g} s; a second signal ends at once"
         )
@@ -93,22 +111,22 @@ def _stop(
 
 
 class HttpThread:
-    """uvicorn on a bound socket, in a daemon thread."""
+    """uvicorn on a listening socket, in a daemon thread."""
 
-    def __init__(self, engine: EngineProtocol, config: StrataConfig, bound: socket.socket) -> None:
-        app = create_app(engine, config)
-        self._service: Service = app.state.service
+    def __init__(self, options: ServerOptions, bound: socket.socket) -> None:
+        self._gate = Gate()
+        self._service: Service | None = None
         self._bound = bound
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app,
+                self._gate,
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(config.server.drain_timeout_s + _ABORT_S / 2),
+                timeout_graceful_shutdown=math.ceil(options.drain_timeout_s + _ABORT_S / 2),
             )
         )
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
@@ -121,13 +139,28 @@ class HttpThread:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Returns once requests are answered. Raises StrataError if that does not come about."""
+        """Returns once the address answers. Raises StrataError if that does not come about."""
         self._thread.start()
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._server.started:
             if not self.alive or time.monotonic() > deadline:
                 raise StrataError("the HTTP server did not start; the log above says why")
             time.sleep(0.01)
+
+    def serve(self, engine: EngineProtocol, config: StrataConfig) -> None:
+        """From now on requests are answered by `engine`."""
+        app = create_app(engine, config)
+        self._service = app.state.service
+        self._gate.open(app)
+
+    def leave(self, notice_s: float) -> None:
+        """Says under `/ready` that nobody should come any more, and goes on answering for `notice_s` seconds."""
+        if self._service is not None:
+            self._service.leaving.set()
+        self._gate.leave()
+        deadline = time.monotonic() + notice_s
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
 
     def stop(self, timeout_s: float) -> None:
         """Takes no new connections and waits for running requests.
@@ -136,13 +169,14 @@ class HttpThread:
         """
         self._server.should_exit = True
         self._thread.join(timeout_s)
-        if self.alive:
+        if self.alive and self._service is not None:
             self._service.abort_streams()
             self._thread.join(_ABORT_S)
         if self.alive:
             _log.warning("connections are still open %.1f s after the stop and are cut", timeout_s + _ABORT_S)
             self._server.force_exit = True
-        self._service.close()
+        if self._service is not None:
+            self._service.close()
 
     def _run(self) -> None:
         self._server.run(sockets=[self._bound])

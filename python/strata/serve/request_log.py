@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from strata.engine.api import TIERS, Usage
+from strata.serve.logs import fields
 from strata.serve.request_id import current_request_id
 
 _log = logging.getLogger("strata.serve")
@@ -22,9 +23,23 @@ def request_line(usage: Usage) -> str:
     )
 
 
+def request_fields(usage: Usage) -> dict[str, float]:
+    """The same as fields of a JSON line: tokens by where they came from, and seconds."""
+    sources = {f"{source}_tokens": getattr(usage.sources, source) for source in (*TIERS, "computed")}
+    times = ("ttft_s", "saved_s", "queue_s", "prefill_s", "decode_s")
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        **sources,
+        "completion_tokens": usage.completion_tokens,
+        "preemptions": usage.preemptions,
+        **{name: round(getattr(usage, name), 6) for name in times},
+    }
+
+
 def log_finished(usage: Usage) -> None:
     """Says that a request was answered."""
-    _log.info("%s | id %s", request_line(usage), current_request_id())
+    line, request = request_line(usage), current_request_id()
+    _log.info("%s | id %s", line, request, extra=fields(**request_fields(usage)))
 
 
 def log_cut(pieces: int) -> None:
@@ -33,6 +48,7 @@ def log_cut(pieces: int) -> None:
         "cut after %d pieces: the client left, or the server is stopping; aborted | id %s",
         pieces,
         current_request_id(),
+        extra=fields(pieces=pieces),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,14 @@ _WORKERS = 8
 
 
 @dataclass(frozen=True)
+class Readiness:
+    """Whether a load balancer should send requests here, and if not, why, in a sentence."""
+
+    ready: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class Service:
     """One engine as it is served. Lives as long as the app."""
 
@@ -37,6 +46,8 @@ class Service:
     """Held by one flush or demote at a time, so that these cannot take all the workers."""
     streams: set[RequestStream] = field(default_factory=set)
     """Streams that are being answered. Only the event loop's thread changes it."""
+    leaving: threading.Event = field(default_factory=threading.Event)
+    """Set once the server is asked to stop: it may still answer, but nobody should come any more."""
     created: int = field(default_factory=lambda: int(time.time()))
     observer: Observer = field(init=False)
 
@@ -75,6 +86,15 @@ class Service:
                 f"the engine has stopped: {'; '.join(health.problems) or 'no reason given'}",
                 "engine_dead",
             )
+
+    def readiness(self) -> Readiness:
+        """Whether new requests are welcome here."""
+        if self.leaving.is_set():
+            return Readiness(False, "the server is asked to stop and finishes what it has")
+        health = self.engine.health()
+        if not health.ok:
+            return Readiness(False, "; ".join(health.problems) or "the engine has stopped")
+        return Readiness(health.ready, None if health.ready else "the engine is warming up or shutting down")
 
     def abort_streams(self) -> None:
         """Ends every answer early; each client is told so. May be called from any thread."""

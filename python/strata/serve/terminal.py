@@ -1,4 +1,5 @@
-"""What the operator reads: coloured on a terminal, plain lines anywhere else, flushed line by line."""
+"""What the operator reads: coloured on a terminal, plain lines anywhere else, flushed line by line; with
+`--log-format json` the same sentences as lines of the log."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
+_log = logging.getLogger("strata.serve")
+
 
 class Terminal:
-    """Writes lines to standard output."""
+    """Writes lines to standard output, or logs them."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, log: bool = False) -> None:
         self._console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False, emoji=False)
+        self._log = log
         self._steps = steps
         self._step = 0
 
@@ -31,22 +35,9 @@ class Terminal:
         self._write(Text(sentence, style=style))
 
     def _write(self, text: Text) -> None:
+        if self._log:
+            if sentence := " ".join(text.plain.split()):
+                _log.info("%s", sentence)
+            return
         self._console.print(text)
         sys.stdout.flush()
-
-
-def set_up_logging(level: str) -> None:
-    """Sends the log messages of Strata to standard output; libraries are heard from warnings on."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(_Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("strata").setLevel(level.upper())
-
-
-class _Formatter(logging.Formatter):
-    """Names the level only where it is a reason to look up."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        if record.levelno >= logging.WARNING:
-            record.message = f"{record.levelname}: {record.message}"
-        return super().formatMessage(record)

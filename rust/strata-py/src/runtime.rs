@@ -326,11 +326,13 @@ impl Runtime {
         released(py, || self.handle.check())?.map_err(Failure::Storage)
     }
 
-    /// Why each waiting request waits: (request, seconds since it was submitted, a sentence), in the order in which they
-    /// would go.
-    fn explain(&self, py: Python<'_>) -> Outcome<Vec<(u64, f64, String)>> {
+    /// Why each waiting request waits: (request, seconds since it was submitted, a sentence, its kind in one word), in
+    /// the order in which they would go.
+    fn explain(&self, py: Python<'_>) -> Outcome<Vec<(u64, f64, String, &'static str)>> {
         let waiting = released(py, || self.handle.explain())?;
-        let line = |one: WaitingReport| (one.request.0, one.waited.as_secs_f64(), one.why.to_string());
+        let line = |one: WaitingReport| {
+            (one.request.0, one.waited.as_secs_f64(), one.why.to_string(), one.why.kind())
+        };
         Ok(waiting.into_iter().map(line).collect())
     }
 

@@ -73,6 +73,26 @@ pub enum Why {
     LeftOut,
 }
 
+impl Why {
+    /// The reason without its numbers, as one of a few words that never change: for counting.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Why::Next { .. } => "next",
+            Why::Loads { .. } => "loads",
+            Why::Held { .. } => "held",
+            Why::Deferred { .. } => "deferred",
+            Why::TakenOver { .. } => "taken_over",
+            Why::SetAside { .. } => "set_aside",
+            Why::NoRoom { .. } => "no_room",
+            Why::Behind { .. } => "behind",
+            Why::BatchFull { .. } => "batch_full",
+            Why::RunningFull { .. } => "running_full",
+            Why::DecodeFirst => "decode_first",
+            Why::LeftOut => "left_out",
+        }
+    }
+}
+
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
