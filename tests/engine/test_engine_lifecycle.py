@@ -292,6 +292,22 @@ def test_a_full_queue_refuses(make_engine: MakeEngine) -> None:
     assert len(ask(engine, PROMPT, 2).tokens) == 2
 
 
+def test_who_left_makes_room_at_once(make_engine: MakeEngine) -> None:
+    """Core still holds those who left when the next ones come; what `submit` accepted is answered all the same."""
+    watched = WatchedModel()
+    gate = threading.Event()
+    watched.before = lambda batch: None if gate.wait(GATE_S) else pytest.fail("the gate stayed shut")
+    engine = make_engine(served=watched.served, max_running=2, max_waiting=2)
+    for _ in range(2):
+        for stream in [submit(engine, [index, *PROMPT], 4) for index in range(4)]:
+            stream.abort()
+        assert not engine._sequences
+    streams = [submit(engine, [index, *PROMPT], 4) for index in range(4)]
+    gate.set()
+    for index, stream in enumerate(streams):
+        assert_exact(watched.model, [index, *PROMPT], read(stream))
+
+
 def test_a_burst_that_fits_is_served(make_engine: MakeEngine, served: ServedModel) -> None:
     """What `submit` accepted is not refused later because nobody was admitted yet."""
     engine = make_engine(max_running=40, max_waiting=1)

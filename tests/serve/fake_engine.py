@@ -41,11 +41,14 @@ class FakeTokenizer:
     def __init__(self) -> None:
         self.threads: set[str] = set()
         self.template_writes_date = False
+        self.encoded = 0
+        """Characters of all texts that were tokenised."""
         self.template_takes_tools = True
         self.template_marks_tool_calls = True
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread().name)
+        self.encoded += len(text)
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

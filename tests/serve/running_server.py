@@ -16,6 +16,7 @@ from fake_engine import FakeEngine
 from strata.config import StrataConfig
 from strata.serve.app import create_app
 from strata.serve.binding import bind, url_of
+from strata.serve.connections import http_config
 
 
 @dataclass
@@ -30,17 +31,19 @@ class RunningServer:
         config = StrataConfig.of(**{"port": 0, "disk_capacity": 0, **self.settings})
         self.engine = self.engine or FakeEngine(config)
         self._bound = bind(config.server)
-        options = uvicorn.Config(
-            create_app(self.engine, config), log_config=None, lifespan="off", timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(options)
+        self._server = uvicorn.Server(http_config(create_app(self.engine, config), config.server, 1))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._bound]})
         self._thread.start()
         self.url = url_of(self._bound)
         self.http = httpx.Client(base_url=self.url, timeout=20)
-        key = config.server.api_key or "none"
+        key = next(iter(config.server.api_key), "none")
         self.openai = openai.OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0, timeout=20)
         wait_until(lambda: self._server.started)
+
+    @property
+    def connections(self) -> set[Any]:
+        """Those that are open on the server's side."""
+        return self._server.server_state.connections
 
     def stop(self) -> None:
         """Ends the server and its clients."""

@@ -21,7 +21,7 @@ def send_request(url: str, body: dict[str, object]) -> socket.socket:
     parts = urlsplit(url)
     connection = socket.create_connection((parts.hostname, parts.port))
     content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
     return connection
 

@@ -164,11 +164,28 @@ def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
     assert "5000" in str(caught.value) and "4096" in str(caught.value)
 
 
-def test_a_prompt_of_megabytes_is_counted_not_cut(served: RunningServer) -> None:
-    for prompt in ("x" * 3_000_000, [5] * 500_000):
+def test_a_prompt_of_megabytes_is_refused_not_cut(served: RunningServer) -> None:
+    for prompt, words in (
+        ("x" * 120_000, "the prompt has 120000 tokens"),
+        ("x" * 3_000_000, "first 65,536 of 3,000,000 characters alone have 65536 tokens"),
+        ([5] * 500_000, "the prompt has 500000 tokens"),
+    ):
+        served.engine.tokenizer.encoded = 0
         answer = served.http.post("/v1/completions", json={"prompt": prompt})
-        assert answer.status_code == 400
-        assert f"the prompt has {len(prompt)} tokens" in answer.json()["error"]["message"]
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+        assert words in answer.json()["error"]["message"]
+        assert served.engine.tokenizer.encoded <= 120_000, "the whole of it was tokenised"
+
+
+def test_a_long_text_of_few_tokens_is_still_answered(
+    served: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(text: str, add_special_tokens: bool = True) -> list[int]:
+        return [5] * (len(text) // 100)
+
+    monkeypatch.setattr(served.engine.tokenizer, "encode", encode)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 200_000})
+    assert answer.json()["usage"]["prompt_tokens"] == 2000
 
 
 @pytest.mark.parametrize("content", [b'{"prompt": ', b"\xff\xfe", b'{"prompt": "x"} trailing'])

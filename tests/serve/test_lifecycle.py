@@ -96,14 +96,16 @@ def test_no_client_holds_up_the_exit(run: Run, kind: str) -> None:
     url = httpx.URL(program.url)
     with closing(socket.create_connection((url.host, url.port or 0))) as client:
         if kind == "idle keep-alive":
-            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
         elif kind == "half a request":
-            client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+            )
         else:
             body = b'{"prompt": "x", "stream": true}'
             client.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 + b"Content-Length: %d\r\n\r\n" % len(body)
                 + body
             )
@@ -155,8 +157,8 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded(run: Run) -> None:
         port = other.getsockname()[1]
         program = run("--port", str(port), FAKE_LOAD_S="600")
         assert program.exit_code() == 1
-    assert f"error: --port {port} on 127.0.0.1 is in use by another process" in program.output
-    assert f"--port {port + 1}" in program.output
+    assert f"error: --port {port} on 127.0.0.1 is in use by process {os.getpid()} (" in program.output
+    assert "free now: --port" in program.output
     assert "Loading" not in program.output and "Traceback" not in program.output
 
 

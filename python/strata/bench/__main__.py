@@ -45,6 +45,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "strata.bench.predict_command",
         "the simulator, fitted to one workload's steps, beside real runs of others",
     ),
+    "http-overhead": (
+        "strata.bench.http_overhead_command",
+        "what the server adds to 1-token answers from the cache of a tiny model, at a fixed rate",
+    ),
+    "soak-http": (
+        "strata.bench.soak_command",
+        "many clients of which some leave, for minutes: nothing may be left behind, no request may fail",
+    ),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""
@@ -52,7 +60,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def usage(program: str) -> str:
     """What `--help` says."""
-    rows = "\n".join(f"  {name:<12}{doc}" for name, (_, doc) in COMMANDS.items())
+    rows = "\n".join(f"  {name:<15}{doc}" for name, (_, doc) in COMMANDS.items())
     return (
         f"usage: {program} COMMAND [flags]\n\ncommands:\n{rows}\n\n"
         f"`{program} COMMAND --help` lists its flags."

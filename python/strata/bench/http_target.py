@@ -98,10 +98,11 @@ class HttpTarget:
 
 
 class ServerProcess:
-    """`python -m strata.serve` on a free port of this machine. Made, it answers; stopped, it has exited with 0."""
+    """`python -m strata.serve` (or another `module` that runs it) on a free port of this machine. Made, it answers;
+    stopped, it has exited with 0."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "strata.serve", "--host", "127.0.0.1", "--port", "0", *arguments]
+    def __init__(self, arguments: Sequence[str], module: str = "strata.serve") -> None:
+        command = [sys.executable, "-m", module, "--host", "127.0.0.1", "--port", "0", *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._address: tuple[str, int] | None = None
@@ -130,6 +131,11 @@ class ServerProcess:
         if self._address is None:
             raise StrataError("the server has no address; it did not start")
         return "http://{}:{}".format(*self._address)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
 
     @contextmanager
     def request(self, method: str, path: str, body: Any = None) -> Iterator[http.client.HTTPResponse]:

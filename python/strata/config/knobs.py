@@ -36,7 +36,8 @@ class Knob:
     """What is known of a setting beside its type and default.
 
     `read` turns text into a value and raises ValueError; `wanted` says in words what it takes. `least` and
-    `most` bound numbers. A `secret` value is never shown.
+    `most` bound numbers. A `secret` value is never shown. One that takes `several` texts is given them by commas,
+    or one after the other behind its flag, or as a list in TOML.
     """
 
     doc: str
@@ -46,11 +47,17 @@ class Knob:
     most: float | None = None
     choices: tuple[str, ...] = ()
     secret: bool = False
+    several: bool = False
 
 
 def text(doc: str, *, secret: bool = False) -> dict[str, Any]:
     """Metadata of a setting that takes any text."""
     return {KNOB: Knob(doc, str, "some text", secret=secret)}
+
+
+def texts(doc: str, *, secret: bool = False) -> dict[str, Any]:
+    """Metadata of a setting that takes any number of texts without commas; its value is a tuple."""
+    return {KNOB: Knob(doc, _read_texts, "texts parted by commas", secret=secret, several=True)}
 
 
 def path(doc: str) -> dict[str, Any]:
@@ -154,6 +161,10 @@ def check_part(options: Any) -> None:
 
 def _remedy(name: str, knob: Knob) -> str:
     return f"give {knob.wanted}, or leave {flag_of(name)} out for the default"
+
+
+def _read_texts(value: str) -> tuple[str, ...]:
+    return tuple(part for part in map(str.strip, value.split(",")) if part)
 
 
 def _read_path(value: str) -> Path:

@@ -7,6 +7,7 @@ variable `STRATA_PAGE_SIZE` and the key `page-size` of a TOML file. Names are un
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,9 +25,12 @@ from strata.config.knobs import (
     size,
     switch,
     text,
+    texts,
 )
 from strata.config.machine import available_memory, disk_space
 from strata.errors import ConfigError
+
+_ORIGIN = re.compile(r"null|[A-Za-z][\w+.-]*://[^\s/?#@]+")
 
 AUTO_SIZE = -1
 """Stands for a size that is worked out from the machine; no options object holds it once it is made."""
@@ -282,8 +286,18 @@ class ServerOptions:
 
     host: str = field(default="127.0.0.1", metadata=text("address to listen on"))
     port: int = field(default=8000, metadata=count("port to listen on; 0: any free one", 0, 65535))
-    api_key: str = field(
-        default="", metadata=text("clients must send `Authorization: Bearer KEY`; empty: no key", secret=True)
+    api_key: tuple[str, ...] = field(
+        default=(),
+        metadata=texts(
+            "keys of which clients must send one as `Authorization: Bearer KEY`; empty: no key", secret=True
+        ),
+    )
+    admin_api_key: tuple[str, ...] = field(
+        default=(),
+        metadata=texts(
+            "keys for the routes that change the server or tell of other users' requests; empty: those of --api-key",
+            secret=True,
+        ),
     )
     insecure: bool = field(
         default=False, metadata=switch("allow an address that others can reach, without an API key")
@@ -294,6 +308,39 @@ class ServerOptions:
             "at a stop, how long requests are still taken while /ready says no, so that load balancers look away first",
             0.0,
             600.0,
+        ),
+    )
+    salt_per_key: bool = field(
+        default=False, metadata=switch("requests with different API keys never share cached pages")
+    )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=texts(
+            "names under which clients may ask, beside the address listened on and localhost; * allows any"
+        ),
+    )
+    allowed_origins: tuple[str, ...] = field(
+        default=(),
+        metadata=texts("other web pages that may ask, such as https://chat.example.com; * allows any"),
+    )
+    max_body_bytes: int = field(
+        default=16 << 20, metadata=size("largest body of a request; a larger one is refused", 1024)
+    )
+    max_connections: int = field(
+        default=2048, metadata=count("most connections; requests on others are refused", 1, 1 << 16)
+    )
+    max_concurrency_per_key: int = field(
+        default=0,
+        metadata=count(
+            "most requests that one API key may have under way; without keys all count together; 0: no limit",
+            0,
+            1 << 16,
+        ),
+    )
+    client_timeout_s: float = field(
+        default=60.0,
+        metadata=seconds(
+            "longest that a client may take to send its request, or to read what waits for it", 0.1, 3600.0
         ),
     )
     drain_timeout_s: float = field(
@@ -340,3 +387,13 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_part(self)
+        if self.salt_per_key and not self.api_key:
+            raise ConfigError(
+                "--salt-per-key parts the keys of --api-key, and there is none; give at least one"
+            )
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"--allowed-origins {origin!r} is no origin; give scheme, host and port as a browser sends them, "
+                    "e.g. https://chat.example.com"
+                )

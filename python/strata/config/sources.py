@@ -86,7 +86,8 @@ def read_config(
     if config_file:
         settings |= _read_file(Path(config_file).expanduser())
     settings |= read_environment(variables, _all_knobs())
-    settings |= {name: (value, f"flag {flag_of(name)}") for name, value in given.items()}
+    for name, value in given.items():
+        settings[name] = (",".join(value) if isinstance(value, list) else value, f"flag {flag_of(name)}")
     config = _build(settings)
     if print_format is not None:
         print(FORMATS[print_format](config.shown()))
@@ -121,7 +122,8 @@ def build_parser(program: str) -> argparse.ArgumentParser:
                 flag_of(name),
                 dest=name,
                 metavar="{" + ",".join(knob.choices) + "}" if knob.choices else name.upper(),
-                nargs="?" if is_switch else None,
+                action="extend" if knob.several else "store",
+                nargs="+" if knob.several else "?" if is_switch else None,
                 const="true" if is_switch else None,
                 help=help_of(spec, knob).replace("%", "%%"),
             )
@@ -181,6 +183,8 @@ def _read_file(path: Path) -> dict[str, tuple[Any, str]]:
             raise ConfigError(f"--config {path}: {key!r} is no setting of Strata{_closest(name, known)}")
         if isinstance(value, date):
             value = value.isoformat()
+        if known[name].several and isinstance(value, list) and all(isinstance(each, str) for each in value):
+            value = ",".join(value)
         if not isinstance(value, str | int | float):
             raise ConfigError(
                 f"--config {path}: {key} is a {type(value).__name__}; give {known[name].wanted}"

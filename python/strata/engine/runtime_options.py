@@ -96,4 +96,7 @@ def runtime_options(served: ServedModel, config: StrataConfig, sizes: PoolSizes)
         host_pages_most=sizes.host_pages_most,
         fingerprint=served.fingerprint(cache.page_size),
     )
-    return core_options(cache, scheduler, geometry, sizes.copy_threads, _write_policy(config))
+    options = core_options(cache, scheduler, geometry, sizes.copy_threads, _write_policy(config))
+    # The engine counts and refuses at once. Core still holds requests that were aborted a moment ago: at most all,
+    # while as many new ones come. Its own refusal would end an answer whose status has been sent already.
+    return {**options, "max_waiting": 2 * scheduler.max_waiting + scheduler.max_running}

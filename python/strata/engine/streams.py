@@ -38,21 +38,20 @@ class Stream:
         self._alive = alive
         self._items: deque[Chunk | StrataError] = deque()
         self._changed = threading.Condition()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event: asyncio.Event | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        """What a reader on an event loop waits for, while it does."""
 
     def put(self, item: Chunk | StrataError) -> None:
         """Called by the engine alone: the next piece, or the error that ends the stream."""
         with self._changed:
             self._items.append(item)
-            loop, event = self._loop, self._event
+            waiter, self._waiter = self._waiter, None
             self._changed.notify_all()
-        if loop is not None and event is not None:
+        if waiter is not None:
             try:
-                loop.call_soon_threadsafe(event.set)
+                waiter.get_loop().call_soon_threadsafe(_wake, waiter)
             except RuntimeError:
-                # The reader's loop has closed: nobody is left to read, and the engine goes on.
-                self._loop = None
+                return  # the reader's loop has closed: nobody is left to read, and the engine goes on
 
     def abort(self) -> None:
         """Ends the request early. Idempotent; the stream still ends with one `abort` chunk."""
@@ -74,20 +73,28 @@ class Stream:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
-        event = asyncio.Event()
-        with self._changed:
-            self._loop, self._event = asyncio.get_running_loop(), event
         while True:
-            event.clear()
             while self._items:
                 chunk = self._take()
                 yield chunk
                 if chunk.finish_reason is not None:
                     return
-            try:
-                await asyncio.wait_for(event.wait(), _LIVENESS_S)
-            except asyncio.TimeoutError:
-                self._check_alive()
+            await self._wait_on_loop()
+            self._check_alive()
+
+    async def _wait_on_loop(self) -> None:
+        """Returns once there is an item, or after a while. A future and a timer: a task for every token would cost more
+        than all else that the server does with it."""
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            if self._items:
+                return
+            self._waiter = waiter = loop.create_future()
+        timer = loop.call_later(_LIVENESS_S, _wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
 
     def _take(self) -> Chunk:
         """The next chunk; raises the error that ends the stream."""
@@ -99,3 +106,8 @@ class Stream:
     def _check_alive(self) -> None:
         if not self._items and not self._alive():
             raise StrataError("the engine has stopped before this request was answered")
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

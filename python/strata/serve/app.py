@@ -1,17 +1,19 @@
-"""The ASGI application: routes, error shapes, metrics and the key, around one engine."""
+"""The ASGI application: routes, error shapes, metrics, access and limits, around one engine."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from strata import __version__
 from strata.config import StrataConfig
 from strata.engine.api import EngineProtocol
+from strata.serve.access import AccessControl
 from strata.serve.admin import admin_router
-from strata.serve.auth import BearerAuth
 from strata.serve.chat import chat_router
 from strata.serve.completions import completions_router
 from strata.serve.errors import add_error_handlers
+from strata.serve.limits import Limits
 from strata.serve.metrics import HttpMetrics, ServerMetrics
 from strata.serve.page_routes import page_router
 from strata.serve.request_id import RequestIds
@@ -33,8 +35,17 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     app.include_router(status_router(service))
     app.include_router(page_router())
     add_error_handlers(app)
-    if config.server.api_key:
-        app.add_middleware(BearerAuth, api_key=config.server.api_key)
+    # Each is put around those before it.
+    app.add_middleware(Limits, options=config.server)
+    app.add_middleware(AccessControl, options=config.server)
+    if config.server.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.server.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("Retry-After", "X-Request-Id"),
+        )
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(RequestIds)
     return app

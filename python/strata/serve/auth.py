@@ -1,36 +1,75 @@
-"""With `--api-key`, every route but those of health and the page's files asks for it as a bearer token."""
+"""Who may ask what: `--api-key` opens the routes of users, `--admin-api-key` all of them.
+
+Keys are compared in constant time and written nowhere. A route that is not listed here is an operator's, so that a new
+one is shut until somebody opens it.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from enum import Enum
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
-from strata.serve.errors import ApiError
+from strata.config import ServerOptions
 
-_OPEN_PATHS = frozenset({"/health", "/livez", "/ready", "/readyz", "/"})
-_OPEN_FOLDER = "/page/"
-"""The page's own files hold no data: it asks for the key itself."""
+KEY_ID = "strata_key_id"
+"""Where in `scope["state"]` the name of the key that a request was sent with stands; empty without a key."""
 
 
-class BearerAuth:
-    """ASGI middleware that answers 401 to requests without the key."""
+class Access(Enum):
+    """Whose a route is."""
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+    ANYONE = "anyone"
+    USER = "user"
+    ADMIN = "admin"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] == "http" and path not in _OPEN_PATHS and not path.startswith(_OPEN_FOLDER):
-            given = Headers(scope=scope).get("authorization", "").encode()
-            if not hmac.compare_digest(given, self._expected):
-                error = ApiError(
-                    401,
-                    "the API key is missing or wrong; send `Authorization: Bearer KEY`",
-                    "invalid_api_key",
-                )
-                await error.response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+
+_ANYONE = frozenset({"/", "/favicon.ico", "/health", "/livez", "/ready", "/readyz"})
+_ANYONE_BELOW = ("/health/", "/page/")
+_USER = frozenset({"/metrics", "/tokenize", "/detokenize", "/openapi.json", "/docs", "/redoc", "/version"})
+_USER_BELOW = ("/v1/",)
+
+
+def access_of(path: str) -> Access:
+    """Whose a path is. `/metrics` is a user's, since it counts and names nobody: what scrapes it needs no key that can
+    flush."""
+    if path in _ANYONE or path.startswith(_ANYONE_BELOW):
+        return Access.ANYONE
+    return Access.USER if path in _USER or path.startswith(_USER_BELOW) else Access.ADMIN
+
+
+class Keyring:
+    """The keys, as digests."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self._users = [_digest(key) for key in options.api_key]
+        self._admins = [_digest(key) for key in options.admin_api_key]
+
+    def key_id(self, access: Access, authorization: bytes) -> str | None:
+        """The name of the key that opens such a route, empty if it needs none; None if it stays shut."""
+        admins = self._admins or self._users
+        keys = admins if access is Access.ADMIN else self._users
+        if access is Access.ANYONE or not keys:
+            return ""
+        scheme, _, key = authorization.partition(b" ")
+        given = _digest(key.strip())
+        known = keys if access is Access.ADMIN else [*keys, *self._admins]
+        # Every key is compared, so that the time tells nothing, not even which one it was.
+        found = [hmac.compare_digest(given, each) for each in known]
+        return given.hex() if scheme.lower() == b"bearer" and any(found) else None
+
+
+def salt_of(scope: Scope, options: ServerOptions, cache_salt: str) -> str:
+    """The namespace of a request's pages: its own salt, and with `--salt-per-key` its key's before that, so that no
+    salt a client can send leads to another key's pages."""
+    if not options.salt_per_key:
+        return cache_salt
+    return f"{scope['state'][KEY_ID]}:{cache_salt}"
+
+
+def _digest(key: str | bytes) -> bytes:
+    """Of equal length for all keys, and no plain hash of them."""
+    content = key.encode() if isinstance(key, str) else key
+    return hmac.new(b"strata key", content, hashlib.sha256).digest()[:16]

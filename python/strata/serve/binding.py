@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from contextlib import closing
 
 from strata.config import ServerOptions
 from strata.errors import ConfigError
+from strata.serve.port_owner import owner_of
 
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 256 << 10
+"""What the kernel keeps of an answer that its client does not read."""
+_PORTS_TRIED = 100
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -22,6 +27,9 @@ def bind(options: ServerOptions) -> socket.socket:
     # asyncio turns Nagle's algorithm off only where TCP is named; with it an answer can wait 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Connections inherit both: what a client does not read is bounded, and so is how long it is kept.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(options.client_timeout_s * 1000))
     try:
         bound.bind(address)
     except OSError as error:
@@ -45,6 +53,11 @@ def url_of(bound: socket.socket) -> str:
     if address.is_unspecified:
         return f"http://localhost:{port}"
     return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"
+
+
+def is_loopback(options: ServerOptions) -> bool:
+    """Whether only this machine can reach the address that the options name. Raises ConfigError."""
+    return ipaddress.ip_address(_resolve(options)[1][0]).is_loopback
 
 
 def _resolve(options: ServerOptions) -> tuple[socket.AddressFamily, tuple[str, int]]:
@@ -73,10 +86,11 @@ def _check_exposure(options: ServerOptions, address: str) -> None:
 def _refusal(options: ServerOptions, error: OSError) -> ConfigError:
     place = f"--port {options.port} on {options.host}"
     if error.errno == errno.EADDRINUSE:
-        other = options.port + 1 if options.port < 65535 else 8000
-        return ConfigError(
-            f"{place} is in use by another process; stop that one, or take another port: --port {other}"
-        )
+        family, (address, port) = _resolve(options)
+        owner = owner_of(address, port) or "another process"
+        free = _free_port(family, address, port)
+        remedy = f"take a port that is free now: --port {free}" if free else "take another --port"
+        return ConfigError(f"{place} is in use by {owner}; stop that, or {remedy}")
     if error.errno == errno.EACCES:
         return ConfigError(
             f"{place} may not be used by this user; take a port from 1024 up, e.g. --port 8000"
@@ -84,3 +98,17 @@ def _refusal(options: ServerOptions, error: OSError) -> ConfigError:
     return ConfigError(
         f"{place} cannot be used: {error.strerror}; give an address of this machine, e.g. --host 127.0.0.1"
     )
+
+
+def _free_port(family: socket.AddressFamily, address: str, taken: int) -> int | None:
+    """A port that was free a moment ago: one of the next ones, or else any."""
+    for port in (*range(taken + 1, min(taken + _PORTS_TRIED, 65536)), 0):
+        with closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+                probe.listen(1)
+            except OSError:
+                continue  # in use as well: the next one is tried
+            return int(probe.getsockname()[1])
+    return None

@@ -14,6 +14,7 @@ from strata.engine.api import Chunk, TokenLogprob
 from strata.serve.errors import ApiError
 from strata.serve.generation import Answer, respond
 from strata.serve.logprobs import chat_logprobs, token_text_of
+from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
 from strata.serve.protocol import MOST_LOGPROBS, GenerationBody
 from strata.serve.request_id import current_request_id
@@ -139,7 +140,7 @@ def chat_router(service: Service) -> APIRouter:
         def tokenize() -> list[list[int]]:
             # The template has written the special tokens already.
             special = bool(body.add_special_tokens)
-            return [list(tokenizer.encode(body.prompt(tokenizer), add_special_tokens=special))]
+            return [encode_within_context(service.engine, body.prompt(tokenizer), "messages", special)]
 
         dialect = ChatDialect(service.model_name, body, tokenizer)
         return await respond(service, request, body, tokenize, None, dialect)

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from strata.engine.api import Chunk
 from strata.serve.generation import Answer, respond
 from strata.serve.logprobs import LogprobColumns, token_text_of
+from strata.serve.long_texts import encode_within_context
 from strata.serve.protocol import COMPLETION_MAX_TOKENS, CompletionBody
 from strata.serve.request_id import current_request_id
 from strata.serve.service import Service
@@ -88,7 +89,7 @@ def completions_router(service: Service) -> APIRouter:
         def tokenize() -> list[list[int]]:
             special = body.add_special_tokens is not False
             return [
-                list(tokenizer.encode(prompt, add_special_tokens=special))
+                encode_within_context(service.engine, prompt, "prompt", special)
                 if isinstance(prompt, str)
                 else prompt
                 for prompt in body.prompts()

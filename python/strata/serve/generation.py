@@ -21,6 +21,7 @@ from starlette.responses import Response
 from strata.engine.api import Chunk, GenerationRequest, RequestStream, TokenLogprob, Usage
 from strata.errors import StrataError
 from strata.serve import request_log
+from strata.serve.auth import salt_of
 from strata.serve.disconnect import unless_client_leaves
 from strata.serve.errors import ApiError, api_error_of
 from strata.serve.protocol import GenerationBody
@@ -87,6 +88,7 @@ async def respond(
     dialect: Dialect,
 ) -> Response:
     """Answers one request, streamed or not. `default_max_tokens` None means the rest of the context."""
+    body.cache_salt = salt_of(request.scope, service.config.server, body.cache_salt or "")
     answers = await service.call(_submit, service, body, tokenize, default_max_tokens)
     streams = [answer.stream for answer in answers]
     service.streams.update(streams)
@@ -119,6 +121,7 @@ def _submit(
     body.refuse_unsupported()
     service.check_alive()
     requests = [_request(service, body, ids, default_max_tokens) for ids in tokenize()]
+    _check_choices(service, len(requests) * body.choices())
     choices = [(request, number) for request in requests for number in range(body.choices())]
     answers: list[Answer] = []
     try:
@@ -130,6 +133,19 @@ def _submit(
         _abort([answer.stream for answer in answers])
         raise
     return answers
+
+
+def _check_choices(service: Service, choices: int) -> None:
+    """Raises ApiError 400 for more than can ever be under way: to say "later" would be untrue."""
+    most = service.config.scheduler.max_running + service.config.scheduler.max_waiting
+    if choices > most:
+        raise ApiError(
+            400,
+            f"the request asks for {choices} answers (prompts times n), and at most {most} can run or wait "
+            "(--max-running + --max-waiting); send fewer prompts in one request",
+            "too_many_choices",
+            "prompt",
+        )
 
 
 def _with_own_seed(request: GenerationRequest, number: int) -> GenerationRequest:
@@ -208,9 +224,36 @@ async def _pieces(service: Service, answers: Sequence[Answer]) -> AsyncGenerator
     Raises ApiError 503 when the engine, not the client, ended a request early: half an answer must not look
     whole.
     """
+    pieces = 0
+    try:
+        async with aclosing(_one(answers[0]) if len(answers) == 1 else _several(answers)) as chunks:
+            async for answer, chunk in chunks:
+                if chunk.finish_reason is not None:
+                    _finished(service, chunk)
+                pieces += 1
+                yield answer, chunk
+    except (asyncio.CancelledError, GeneratorExit):
+        service.metrics.cut.inc()
+        request_log.log_cut(pieces)
+        raise
+    finally:
+        _abort([answer.stream for answer in answers])
+
+
+async def _one(answer: Answer) -> AsyncGenerator[tuple[Answer, Chunk], None]:
+    """The chunks of one stream, without a task for each: most requests have one."""
+    iterator = answer.stream.__aiter__()
+    while True:
+        chunk = await _next(iterator)
+        yield answer, chunk
+        if chunk.finish_reason is not None:
+            return
+
+
+async def _several(answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Chunk], None]:
+    """The chunks of several streams, each as soon as it is there."""
     iterators = [answer.stream.__aiter__() for answer in answers]
     waiting = {asyncio.ensure_future(_next(iterator)): index for index, iterator in enumerate(iterators)}
-    pieces = 0
     try:
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -219,16 +262,8 @@ async def _pieces(service: Service, answers: Sequence[Answer]) -> AsyncGenerator
                 chunk = task.result()
                 if chunk.finish_reason is None:
                     waiting[asyncio.ensure_future(_next(iterators[index]))] = index
-                else:
-                    _finished(service, chunk)
-                pieces += 1
                 yield answers[index], chunk
-    except (asyncio.CancelledError, GeneratorExit):
-        service.metrics.cut.inc()
-        request_log.log_cut(pieces)
-        raise
     finally:
-        _abort([answer.stream for answer in answers])
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

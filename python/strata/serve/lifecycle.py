@@ -29,6 +29,7 @@ from strata.errors import StrataError
 from strata.serve.app import create_app
 from strata.serve.banner import show_ready
 from strata.serve.binding import bind, listen, url_of
+from strata.serve.connections import allow_open_files, http_config
 from strata.serve.gate import Gate
 from strata.serve.logs import set_up_logging
 from strata.serve.service import Service
@@ -44,7 +45,6 @@ GRACE_S = 10.0
 _ABORT_S = 2.0
 """The part of it in which aborted requests may end and tell their clients."""
 _TICK_S = 0.1
-_KEEP_ALIVE_S = 65
 _START_TIMEOUT_S = 30.0
 
 
@@ -54,6 +54,7 @@ def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
     terminal = Terminal(steps=3, log=config.server.log_format == "json")
     signals = StopSignals()
     signals.install()
+    allow_open_files(config.server)
     with bind(config.server) as bound:
         url = url_of(bound)
         terminal.step(f"Address {url} is free")
@@ -118,16 +119,7 @@ class HttpThread:
         self._service: Service | None = None
         self._bound = bound
         self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._gate,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(options.drain_timeout_s + _ABORT_S / 2),
-            )
+            http_config(self._gate, options, math.ceil(options.drain_timeout_s + _ABORT_S / 2))
         )
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
         # uvicorn leaves signals alone outside the main thread.

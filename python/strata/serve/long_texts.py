@@ -1,0 +1,33 @@
+"""A text that is far longer than the context is refused after a look at its beginning, not after minutes of tokenising:
+a few of them would keep every worker from the other clients.
+"""
+
+from __future__ import annotations
+
+from strata.engine.api import EngineProtocol
+from strata.serve.errors import ApiError
+
+_LOOK_CHARACTERS = 16
+"""Characters of a text that are looked at first, for each token of the context; more than any language needs."""
+_CERTAIN = 2
+"""How many times the context the beginning alone must hold: only its last word can be cut."""
+
+
+def encode_within_context(
+    engine: EngineProtocol, text: str, param: str, add_special_tokens: bool = True
+) -> list[int]:
+    """The text's tokens. Raises ApiError 400 for one that cannot fit and is too long to be counted out."""
+    encode = engine.tokenizer.encode
+    context = engine.max_context
+    look = context * _LOOK_CHARACTERS
+    if len(text) > 2 * look:
+        found = len(encode(text[:look], add_special_tokens=add_special_tokens))
+        if found > _CERTAIN * context:
+            raise ApiError(
+                400,
+                f"the prompt's first {look:,} of {len(text):,} characters alone have {found} tokens, and the model's "
+                f"context of {context} tokens must hold the whole and at least one new token; shorten the prompt",
+                "context_length_exceeded",
+                param,
+            )
+    return list(encode(text, add_special_tokens=add_special_tokens))
