@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from strata.errors import ModelError, RequestError
@@ -48,6 +49,28 @@ def test_ids_agree(tokenizer: Tokenizer, default_folder: Path, text: str) -> Non
     ids = tokenizer.encode(text)
     assert ids == theirs.encode(text)
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_tokens(tokenizer: Tokenizer, text: str) -> None:
+    if text.isascii():
+        assert "".join(map(tokenizer.token_text, tokenizer.encode(text))) == text
+    for token in tokenizer.encode(text):
+        assert tokenizer.token_text(token) == tokenizer.decode([token], skip_special_tokens=False)
+
+
+def test_a_space_at_the_beginning_is_no_loss() -> None:
+    vocabulary = {"▁a": 0, "b": 1, "▁": 2, "<unk>": 3}
+    fast = FastTokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokens = Tokenizer(fast, {}, small_config())
+    assert tokens.decode([0, 1, 0]) == "ab a"
+    assert [tokens.token_text(token) for token in (0, 1, 2)] == [" a", "b", " "]
+
+
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        tokenizer.encode("caf\udce9")
 
 
 def test_digits_are_single_tokens(tokenizer: Tokenizer) -> None:
@@ -155,6 +178,21 @@ def test_template_errors_are_the_clients(fast: FastTokenizer) -> None:
     unsafe = Tokenizer(fast, {"chat_template": "{{ messages.append(1) }}"}, small_config())
     with pytest.raises(RequestError):
         unsafe.apply_chat_template([])
+    for careless in ("{{ messages[0]['content'] / 0 }}", "{{ 1 / 0 }}", "{{ range(10 ** 9) }}"):
+        with pytest.raises(RequestError):
+            Tokenizer(fast, {"chat_template": careless}, small_config()).apply_chat_template([{"content": 1}])
+
+
+def test_what_a_template_does_with_tools(fast: FastTokenizer) -> None:
+    def of(template: str) -> tuple[bool, bool]:
+        own = Tokenizer(fast, {"chat_template": template}, small_config())
+        return own.template_takes_tools, own.template_marks_tool_calls
+
+    assert of("{{ messages }}") == (False, False)
+    assert of("{% if tools %}{{ tools | tojson }}{% endif %}") == (True, False)
+    assert of("{% for tool in tools %}<tool_call>{{ tool }}{% endfor %}") == (True, True)
+    plain = Tokenizer(fast, {}, small_config())
+    assert (plain.template_takes_tools, plain.template_marks_tool_calls) == (False, False)
 
 
 def test_malformed_template_and_foreign_vocabulary_are_refused(fast: FastTokenizer) -> None:

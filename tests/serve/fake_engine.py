@@ -54,6 +54,9 @@ class FakeTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(map(chr, token_ids))
 
+    def info(self) -> dict[str, str | None]:
+        return {"eos_token": "\0", "chat_template": None}
+
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 

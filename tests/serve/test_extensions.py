@@ -205,6 +205,7 @@ def test_tokenize_and_detokenize(served: RunningServer) -> None:
     chat = served.http.post("/tokenize", json={**CHAT, "add_generation_prompt": False}).json()
     assert chat["tokens"] == [ord(character) for character in "<user>Hi"] and chat["token_strs"] is None
     assert served.http.post("/detokenize", json={"tokens": [72, 233]}).json() == {"prompt": "Hé"}
+    assert served.http.get("/tokenizer_info").json() == {"eos_token": "\0", "chat_template": None}
 
 
 def test_template_variables(served: RunningServer) -> None:

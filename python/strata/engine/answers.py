@@ -21,7 +21,7 @@ from strata.engine.logprobs import hidden_logprobs
 from strata.engine.sampler import Sampled, sample_rows
 from strata.engine.sequence import Sequence
 from strata.engine.token_gaps import TokenGaps
-from strata.errors import CapacityError, StrataError
+from strata.errors import CapacityError, RequestError, StrataError
 
 _log = logging.getLogger("strata.engine")
 
@@ -172,6 +172,10 @@ class Answers:
             former = sequence.last_token
             try:
                 chunk = sequence.take(token, self.prefill_rate)
+            except RequestError as error:
+                self.give_up(number, error)
+                finished.add(number)
+                continue
             except Exception as error:  # noqa: BLE001 - one answer's text must not end the others
                 _log.exception("request %d cannot be turned into text", number)
                 self.give_up(number, StrataError(f"the answer cannot be turned into text: {error}"))

@@ -35,7 +35,18 @@ WAITING_KINDS: tuple[str, ...] = (
 request computes its tokens, or is overdue with them; its load would stall the batch; the device has no room, for it or
 for one before it; the batch has its tokens; as many run as may; running streams go first; a policy leaves it out."""
 
+MOST_LOGPROBS = 20
+"""Alternatives that a request may ask for with each token."""
+
 FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer must fit: a JSON schema as JSON text, a regular expression, or a Lark grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    source: str
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)

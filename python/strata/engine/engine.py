@@ -28,6 +28,7 @@ from strata.engine.api import (
 )
 from strata.engine.device_tier import CpuTier, CudaTier, DeviceTier
 from strata.engine.disk_log import OFF_BY_CHOICE, DiskLog
+from strata.engine.grammar import Grammars
 from strata.engine.runtime_options import PoolSizes, device_memory, runtime_options
 from strata.engine.sequence import Sequence
 from strata.engine.served_model import ServedModel, load_served_model
@@ -112,6 +113,7 @@ class Engine:
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)
         self._answers = Answers(config.scheduler.max_running, config.scheduler.max_waiting)
+        self._grammars = Grammars(self.tokenizer, model.config.vocab_size)
         self._numbers = itertools.count(1)
         self._epoch = 0
         self._forwards = {"prefill": 0, "decode": 0}
@@ -146,7 +148,8 @@ class Engine:
         stream = Stream(number, prompt, self._abort, self._is_alive)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         text = StoppingText(detokenizer, sampling.stop, sampling.include_stop)
-        self._answers.add(number, Sequence(request, stream, text, seed & (2**64 - 1), stops))
+        grammar = self._grammars.start(sampling.grammar) if sampling.grammar else None
+        self._answers.add(number, Sequence(request, stream, text, seed & (2**64 - 1), stops, grammar))
         salt, keep = request.cache_salt, request.cache_write
         if sampling.prompt_logprobs is not None:
             # Every position has to be computed: in a namespace of its own nothing is found, and nothing is left there.

@@ -12,8 +12,6 @@ import torch
 
 from strata.engine.api import TokenLogprob
 
-MOST_LOGPROBS = 20
-"""Alternatives that a request may ask for with each token."""
 _ROWS_AT_A_TIME = 128
 
 

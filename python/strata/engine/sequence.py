@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata.engine.api import Chunk, FinishReason, GenerationRequest, TokenLogprob, TokenSources, Usage
+from strata.engine.grammar import GrammarState
 from strata.engine.logit_rules import Row
 from strata.engine.sampler import Sampled
 from strata.engine.streams import Stream
@@ -27,6 +28,7 @@ class Sequence:
     text: StoppingText
     seed: int
     stop_token_ids: frozenset[int]
+    grammar: GrammarState | None = None
     submitted: float = field(default_factory=time.monotonic)
     sources: TokenSources | None = None
     admitted: float | None = None
@@ -51,9 +53,9 @@ class Sequence:
         """What the next token depends on. No end before `min_tokens`."""
         params = self.request.sampling
         banned = self.stop_token_ids if self.generated < params.min_tokens else frozenset()
-        if params.repetition_penalty == 1.0:
-            return Row(params, self.seed, self.output, banned=banned)
-        return Row(params, self.seed, self.output, self._distinct_prompt, banned)
+        prompt = self._distinct_prompt if params.repetition_penalty != 1.0 else ()
+        allowed = self.grammar.allowed() if self.grammar else None
+        return Row(params, self.seed, self.output, prompt, banned, allowed)
 
     def add_prompt_logprobs(self, position: int, found: SequenceOf[TokenLogprob]) -> None:
         """Takes in those of the prompt tokens from `position` on; once more after a preemption."""
@@ -61,12 +63,14 @@ class Sequence:
 
     def take(self, sampled: Sampled, prefill_rate: float | None) -> Chunk:
         """Takes a sampled token in. Returns the chunk to send: the text to show, and why the answer ends, if it does.
-        `prefill_rate` as in `usage`."""
+        `prefill_rate` as in `usage`. Raises RequestError where the answer's grammar cannot go on."""
         first = not self.output
         self.output.append(sampled.token_id)
         self.last_token = time.monotonic()
         if self.first_token is None:
             self.first_token = self.last_token
+        if self.grammar is not None:
+            self.grammar.take(sampled.token_id)
         text, reason = self._text(sampled.token_id)
         return Chunk(
             text,
@@ -84,6 +88,8 @@ class Sequence:
         shown, stopped = self.text.push(token, self.generated >= params.min_tokens)
         if stopped:
             return shown, "stop"
+        if self.grammar is not None and self.grammar.ended:
+            return shown + self.text.finish(), "stop"
         if self.generated >= params.max_tokens:
             return shown + self.text.finish(), "length"
         return shown, None

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from strata.engine.api import GenerationRequest, SamplingParams
-from strata.engine.logprobs import MOST_LOGPROBS
+from strata.engine.api import MOST_LOGPROBS, GenerationRequest, SamplingParams
 from strata.errors import RequestError
 
 _HIGHEST_PRIORITY = 2**31 - 1

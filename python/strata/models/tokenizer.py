@@ -119,6 +119,15 @@ class Tokenizer:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def info(self) -> dict[str, str | None]:
+        """Special tokens by role, as `tokenizer_config.json` names them, and the chat template."""
+        return {**self._special_tokens, "chat_template": self._template_source or None}
+
+    def to_json(self) -> str:
+        """The tokenizer as `tokenizer.json` has it."""
+        text: str = self._fast.to_str()
+        return text
+
     def token_text(self, token_id: int) -> str:
         """The text of one token in the middle of others, special tokens included; bytes that are no UTF-8 become
         U+FFFD."""

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from strata.engine.api import Chunk, TokenLogprob
+from strata.engine.api import MOST_LOGPROBS, Chunk, TokenLogprob
 from strata.serve.errors import ApiError
 from strata.serve.generation import Answer, respond
 from strata.serve.logprobs import chat_logprobs, token_text_of
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
-from strata.serve.protocol import MOST_LOGPROBS, GenerationBody
+from strata.serve.protocol import GenerationBody
 from strata.serve.request_id import current_request_id
 from strata.serve.service import Service
 from strata.serve.tool_calls import ToolCall, ToolCallParser

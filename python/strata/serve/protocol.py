@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from strata.engine.api import SamplingParams
+from strata.engine.api import MOST_LOGPROBS, SamplingParams
 from strata.serve.errors import ApiError
+from strata.serve.response_format import FormatFields
 
 COMPLETION_MAX_TOKENS = 16
-MOST_LOGPROBS = 20
 
 _NEUTRAL: dict[str, tuple[str, ...]] = {
     "suffix": ('""',),
@@ -27,7 +27,7 @@ _NEUTRAL: dict[str, tuple[str, ...]] = {
     "bad_words": ("[]",),
     "allowed_token_ids": (),
     "logits_processors": ("[]",),
-    "response_format": ('{"type": "text"}',),
+    "guided_grammar": (),
     "functions": ("[]",),
     "function_call": ('"none"', '"auto"'),
     "documents": ("[]",),
@@ -78,7 +78,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(FormatFields):
     """The fields that completions and chats share."""
 
     model_config = ConfigDict(extra="allow")
@@ -188,6 +188,7 @@ class GenerationBody(BaseModel):
             prompt_logprobs=prompt_logprobs,
             skip_special_tokens=self.skip_special_tokens is not False,
             include_stop=bool(self.include_stop_str_in_output),
+            grammar=self.grammar(),
         )
 
 

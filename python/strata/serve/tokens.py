@@ -1,4 +1,5 @@
-"""`POST /tokenize` and `/detokenize`, in the shape that vLLM gave them: for clients that count or send token ids."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in the shape that vLLM gave them: for clients that count or send
+token ids."""
 
 from __future__ import annotations
 
@@ -78,5 +79,11 @@ def tokens_router(service: Service) -> APIRouter:
         service.check_model(body.model)
         text = await service.call(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return {"prompt": text}
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, str | None]:
+        """Special tokens and chat template, for clients that render prompts themselves."""
+        info: dict[str, str | None] = service.engine.tokenizer.info()
+        return info
 
     return router

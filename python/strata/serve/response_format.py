@@ -1,0 +1,105 @@
+"""The fields that say what an answer must fit: OpenAI's `response_format`, and vLLM's `structured_outputs` with its
+older forms `guided_json`, `guided_regex` and `guided_choice`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from strata.engine.api import Grammar
+from strata.serve.errors import ApiError
+
+_ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
+Schema = dict[str, Any] | bool | str
+
+
+class JsonSchema(BaseModel):
+    """A schema with a name, as OpenAI wraps it."""
+
+    name: str | None = None
+    json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Raises ApiError 400."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return _ANY_OBJECT
+        if self.json_schema is None or self.json_schema.json_schema is None:
+            message = 'response_format needs {"json_schema": {"schema": {...}}} with type json_schema'
+            raise ApiError(400, message, "invalid_value", "response_format")
+        return _of_schema(self.json_schema.json_schema, "response_format")
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's `structured_outputs`."""
+
+    json_schema: Schema | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    json_object: bool | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+
+class FormatFields(BaseModel):
+    """The part of a body that asks for a form."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+
+    def grammar(self) -> Grammar | None:
+        """What the answer must fit. Raises ApiError 400 for more than one form, or one that is not supported."""
+        wanted = self.structured_outputs or StructuredOutputs.model_validate({})
+        for name in ("grammar", "structural_tag"):
+            if getattr(wanted, name) is not None:
+                message = f"structured_outputs.{name} is not supported; use json, regex or choice"
+                raise ApiError(400, message, "unsupported_value", "structured_outputs")
+        found: dict[str, Grammar | None] = {
+            "response_format": self.response_format.grammar() if self.response_format else None,
+            "structured_outputs.json": _of_schema(wanted.json_schema, "structured_outputs"),
+            "structured_outputs.regex": _of_regex(wanted.regex),
+            "structured_outputs.choice": _of_choice(wanted.choice),
+            "structured_outputs.json_object": _ANY_OBJECT if wanted.json_object else None,
+            "guided_json": _of_schema(self.guided_json, "guided_json"),
+            "guided_regex": _of_regex(self.guided_regex),
+            "guided_choice": _of_choice(self.guided_choice),
+        }
+        given = {name: grammar for name, grammar in found.items() if grammar is not None}
+        if len(given) > 1:
+            message = f"{' and '.join(given)} ask for a form each; send one of them"
+            raise ApiError(400, message, "invalid_value", next(iter(given)).split(".")[0])
+        return next(iter(given.values()), None)
+
+
+def _of_schema(schema: Schema | None, field: str) -> Grammar | None:
+    if schema is None:
+        return None
+    try:
+        return Grammar("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+    except RecursionError:
+        raise ApiError(400, f"{field}: the schema is nested too deeply", "invalid_value", field) from None
+
+
+def _of_regex(regex: str | None) -> Grammar | None:
+    return None if regex is None else Grammar("regex", regex)
+
+
+def _of_choice(choices: list[str] | None) -> Grammar | None:
+    """One of these texts, as a Lark grammar, whose quoted texts are JSON's."""
+    if choices is None:
+        return None
+    return Grammar("lark", "start: " + " | ".join(json.dumps(choice) for choice in choices))
