@@ -28,3 +28,9 @@ def test_foreign_engine() -> None:
         "found 0 on the device, 0 in host memory, 96 on disk",
     ]
     assert lines[4] == "the same answer each time"
+
+
+def test_library_engine() -> None:
+    first, second = (line for line in run("library_engine.py").splitlines() if "prompt tokens" in line)
+    assert first.endswith(" 0 of them reused")
+    assert int(second.split()[-4]) > 100

@@ -13,19 +13,26 @@ from typing import TYPE_CHECKING, Any
 from strata._core import version as _version
 
 if TYPE_CHECKING:
-    from strata._core import Plan, Refusal
-    from strata.cache import Cache, Match, Scheduler, Ticket, TieredCache, TieredMatch, TierUsage
+    from strata._core import HostArena, Movement, Plan, Refusal, TransferQueue
+    from strata.cache import Cache, CopyMover, Match, Scheduler, Ticket, TieredCache, TieredMatch, TierUsage
     from strata.config import StrataConfig
+    from strata.device.cuda import CudaMover
     from strata.engine import GenerationRequest, SamplingParams, ServedModel
+    from strata.engine.cuda_carrier import CudaCarrier
     from strata.engine.engine import Engine
 
 __version__: str = _version()
 
 _LAZY = {
     "Cache": "strata.cache",
+    "CopyMover": "strata.cache",
+    "CudaCarrier": "strata.engine.cuda_carrier",
+    "CudaMover": "strata.device.cuda",
     "Engine": "strata.engine",
     "GenerationRequest": "strata.engine",
+    "HostArena": "strata._core",
     "Match": "strata.cache",
+    "Movement": "strata._core",
     "Plan": "strata._core",
     "Refusal": "strata._core",
     "SamplingParams": "strata.engine",
@@ -36,6 +43,7 @@ _LAZY = {
     "TierUsage": "strata.cache",
     "TieredCache": "strata.cache",
     "TieredMatch": "strata.cache",
+    "TransferQueue": "strata._core",
 }
 
 
@@ -47,9 +55,14 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "Cache",
+    "CopyMover",
+    "CudaCarrier",
+    "CudaMover",
     "Engine",
     "GenerationRequest",
+    "HostArena",
     "Match",
+    "Movement",
     "Plan",
     "Refusal",
     "SamplingParams",
@@ -60,5 +73,6 @@ __all__ = [
     "TierUsage",
     "TieredCache",
     "TieredMatch",
+    "TransferQueue",
     "__version__",
 ]

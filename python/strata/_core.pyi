@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "CopyMover",
     "CopyYardstick",
     "DiskMeter",
     "HostArena",
     "LayerHold",
     "Lease",
+    "Movement",
     "PageCache",
     "PinnedPages",
     "Plan",
@@ -85,6 +87,26 @@ class TransferQueue:
     ) -> None: ...
     def cancelled(self, transfer: int, busy_s: float) -> None: ...
     def close(self, *, torn_down: bool = False) -> None: ...
+
+@final
+class CopyMover:
+    def __new__(
+        cls,
+        shape: tuple[int, int, int, int],
+        pool: tuple[int, int, int, object],
+        host: tuple[int, int, int, object],
+        threads: int,
+    ) -> CopyMover: ...
+    def start(
+        self, kind: str, sources: npt.NDArray[np.uint32], destinations: npt.NDArray[np.uint32]
+    ) -> Movement: ...
+    def close(self) -> None: ...
+
+@final
+class Movement:
+    def wait_layer(self, layer: int, timeout_s: float) -> str: ...
+    def wait(self, timeout_s: float) -> bool: ...
+    def cancel(self) -> None: ...
 
 @final
 class CopyYardstick:

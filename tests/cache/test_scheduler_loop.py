@@ -73,7 +73,7 @@ class Engine:
             self.sources.setdefault(plan.requests[row], tuple(sources[:4]))
         tokens, slots = plan.token_ids(), plan.slot_mapping()
         for layer in range(LAYERS):
-            plan.wait_layer(layer, 10.0)
+            self.scheduler.wait_layer(plan, layer, 10.0)
         sampled: list[int | None] = []
         finished, begin = [], 0
         for request, length, context, sample, table in zip(

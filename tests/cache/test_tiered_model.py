@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from tiered_pages import LAYERS, PAGE_SIZE, empty_pool, expected, page_bytes, read, write
@@ -218,15 +219,7 @@ SIZES = st.builds(
 )
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-    database=None,
-)
-@given(SIZES, steps())
-def test_a_page_that_matches_holds_what_was_committed(sizes: Sizes, steps: list[tuple[Any, ...]]) -> None:
+def run(sizes: Sizes, steps: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as root:
         world = World(sizes, Path(root))
         for number in range(DOCUMENTS):
@@ -236,3 +229,24 @@ def test_a_page_that_matches_holds_what_was_committed(sizes: Sizes, steps: list[
         for step in steps:
             world.step(step)
         world.end()
+
+
+_SETTINGS: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+
+
+@settings(max_examples=30, derandomize=True, **_SETTINGS)
+@given(SIZES, steps())
+def test_a_page_that_matches_holds_what_was_committed(sizes: Sizes, steps: list[tuple[Any, ...]]) -> None:
+    run(sizes, steps)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@settings(max_examples=1000, **_SETTINGS)
+@given(SIZES, steps())
+def test_so_it_does_in_many_more_orders(sizes: Sizes, steps: list[tuple[Any, ...]]) -> None:
+    run(sizes, steps)

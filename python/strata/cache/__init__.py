@@ -1,9 +1,19 @@
 """What other engines import: the prefix cache over their own pages (`Cache`), the cache over all tiers (`TieredCache`),
-and the scheduler over the same tiers (`Scheduler`)."""
+the scheduler over the same tiers (`Scheduler`), and the copies alone (`CopyMover`)."""
 
+from strata.cache.mover import CopyMover
 from strata.cache.page_cache import Cache, Match
 from strata.cache.scheduler import Scheduler
 from strata.cache.tiered import Ticket, TieredCache, TieredMatch
 from strata.cache.tiers import TierUsage
 
-__all__ = ["Cache", "Match", "Scheduler", "Ticket", "TierUsage", "TieredCache", "TieredMatch"]
+__all__ = [
+    "Cache",
+    "CopyMover",
+    "Match",
+    "Scheduler",
+    "Ticket",
+    "TierUsage",
+    "TieredCache",
+    "TieredMatch",
+]

@@ -42,22 +42,21 @@ class Pool:
     token_bytes: int
     dtype: str
     inner: tuple[int, ...]
+    device: str
     owner: object
 
     @classmethod
     def of(cls, memory: Tensor | npt.NDArray[Any], page_size: int) -> Pool:
-        """The pool in `memory`: a contiguous tensor in RAM or a numpy array of shape `[layers, parts, pages, page_size,
+        """The pool in `memory`: a contiguous tensor or a numpy array of shape `[layers, parts, pages, page_size,
         ...]`, where `parts` is 2 for K and V. Raises ConfigError for any other."""
         if isinstance(memory, np.ndarray):
             address, item = memory.ctypes.data, memory.itemsize
             contiguous, writable = memory.flags.c_contiguous, memory.flags.writeable
+            device = "cpu"
         else:
             address, item = memory.data_ptr(), memory.element_size()
             contiguous, writable = memory.is_contiguous(), True
-            if memory.device.type != "cpu":
-                raise ConfigError(
-                    f"the pool lies on {memory.device}, and copy threads reach only RAM: give a tensor on the CPU"
-                )
+            device = str(memory.device)
         shape = tuple(int(size) for size in memory.shape)
         if len(shape) < 4 or page_size < 1 or page_size not in shape[3:] or math.prod(shape) == 0:
             raise ConfigError(
@@ -74,8 +73,26 @@ class Pool:
         size = math.prod(shape) * item
         dtype = str(memory.dtype).removeprefix("torch.")
         return cls(
-            address, size, layers, parts, pages, page_size, token_bytes, dtype, tuple(inner), owner=memory
+            address,
+            size,
+            layers,
+            parts,
+            pages,
+            page_size,
+            token_bytes,
+            dtype,
+            tuple(inner),
+            device,
+            owner=memory,
         )
+
+    def require_ram(self) -> None:
+        """Raises ConfigError unless copy threads reach it."""
+        if self.device != "cpu":
+            raise ConfigError(
+                f"the pool lies on {self.device}, and copy threads reach only RAM: give a tensor on the CPU, or, for a "
+                "GPU's, carrier=strata.CudaCarrier"
+            )
 
     @property
     def page_bytes(self) -> int:

@@ -2,7 +2,7 @@
 back.
 
 The loop of an engine: `next_work`; for a Plan, write the K/V of its tokens where `slot_mapping` says, attend over its
-`page_tables`, and call `plan.wait_layer` before a layer reads cached pages; then `done` with what was sampled, or
+`page_tables`, and call `wait_layer` before a layer reads cached pages; then `done` with what was sampled, or
 `failed`. Source: sections 4 and 5 of the Strata paper (delay hits, balanced batches, bundles, bubbles), and what
 ARCHITECTURE.md says under "Decided".
 """
@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from strata._core import LayerHold, Plan, Refusal
 from strata.cache.pool import Tensor
-from strata.cache.tiers import Tiers, token_array
+from strata.cache.tiers import MakeCarrier, Tiers, token_array
 from strata.config import SchedulerOptions
-from strata.errors import RequestError
+from strata.errors import LoadFailedError, RequestError
 
 _SCHEDULER_SETTINGS = frozenset(field.name for field in fields(SchedulerOptions))
 FAILURES = ("step", "load", "late load")
+_CONFIRM_S = 30.0
+"""How long a report waits for a device to say that a plan's loads are over."""
 
 
 class Scheduler(Tiers):
@@ -43,6 +45,7 @@ class Scheduler(Tiers):
         disk_path: str | os.PathLike[str] | None = None,
         disk_capacity: int | str = "10GiB",
         identity: str = "",
+        carrier: MakeCarrier | None = None,
         hold: LayerHold | None = None,
         **settings: Any,
     ) -> None:
@@ -58,6 +61,7 @@ class Scheduler(Tiers):
             rest,
             SchedulerOptions(**chosen),
             hold,
+            carrier,
         )
         self._epoch = 0
 
@@ -92,6 +96,16 @@ class Scheduler(Tiers):
             return None
         return work
 
+    def wait_layer(self, plan: Plan, layer: int, timeout_s: float = 30.0) -> None:
+        """Returns once layer `layer` of what a plan loads is on the device: an atomic read if it is there already.
+        Raises LoadFailedError if it does not come (`late`: not within `timeout_s` seconds): report the plan as
+        failed, with `late load` or `load`."""
+        if self.carrier is None:
+            outcome = plan.wait_layer(layer, timeout_s)
+        else:
+            outcome = self.carrier.wait_layer(plan, layer, timeout_s)
+        _require_ready(plan, layer, outcome)
+
     def done(
         self,
         plan: Plan,
@@ -102,7 +116,8 @@ class Scheduler(Tiers):
     ) -> None:
         """Reports the oldest plan out as computed: for each row the sampled token (None where `plan.samples` asks for
         none) and whether the request ends with it. `busy_s` seconds of it went to computing, `stalled_s` to waiting for
-        loads: what Core predicts by. Raises RequestError for another number of rows."""
+        loads: what Core predicts by. Raises RequestError for another number of rows; on a GPU LoadFailedError as
+        `wait_layer`."""
         rows = len(plan.requests)
         if len(tokens) != rows or len(finished) != rows:
             raise RequestError(
@@ -111,6 +126,11 @@ class Scheduler(Tiers):
         for sample, token in zip(plan.samples, tokens, strict=True):
             if sample and token is None:
                 raise RequestError(f"plan {plan.id} asks for a token in a row that has None: sample one")
+        self.step_done()
+        if self.carrier is not None and plan.loads:
+            # What the plan publishes must not rest on a load that may still fail.
+            last = self.pool.layers - 1
+            _require_ready(plan, last, plan.wait_layer(last, _CONFIRM_S))
         self.runtime.plan_done(plan.id, list(tokens), list(finished), busy_s, stalled_s)
 
     def failed(self, plan: Plan, why: str = "step") -> None:
@@ -119,6 +139,7 @@ class Scheduler(Tiers):
         was that. Raises RequestError for another reason."""
         if why not in FAILURES:
             raise RequestError(f"there is no failure {why!r}: say one of {', '.join(FAILURES)}")
+        self.step_done()
         self._epoch = plan.epoch + 1
         self.runtime.plan_failed(plan.id, why)
 
@@ -129,3 +150,9 @@ class Scheduler(Tiers):
 
     def __enter__(self) -> Scheduler:
         return self
+
+
+def _require_ready(plan: Plan, layer: int, outcome: str) -> None:
+    if outcome != "ready":
+        message = f"layer {layer} of plan {plan.id} was not loaded: {outcome}"
+        raise LoadFailedError(message, late=outcome == "timeout")

@@ -10,6 +10,7 @@ layouts, overlapped loads, write policies); the decisions are those of `strata s
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -19,22 +20,26 @@ import numpy.typing as npt
 
 from strata._core import LayerHold, Lease
 from strata.cache.pool import Tensor
-from strata.cache.tiers import Tiers, token_array
+from strata.cache.tiers import MakeCarrier, Tiers, token_array
 from strata.config import SchedulerOptions
 from strata.errors import LoadFailedError, RequestError
 
 Tokens = Sequence[int] | npt.NDArray[Any]
 Pages = Sequence[int] | npt.NDArray[Any]
+_CONFIRM_S = 30.0
+"""How long a commit waits for a device to say that its loads are over."""
 
 
 class TieredCache(Tiers):
     """A prefix cache over device, host and disk.
 
-    `pool` is a contiguous torch tensor in RAM or a numpy array, `[layers, parts, pages, page_size, ...]` (parts: K and
+    `pool` is a contiguous torch tensor or a numpy array, `[layers, parts, pages, page_size, ...]` (parts: K and
     V). It is the device tier and stays the caller's; Strata writes only into pages that it has not handed out. What is
     committed is backed up to `host_memory` bytes of RAM and written to `disk_path` (at most `disk_capacity` bytes) as
     `write_policy` and `disk_write_policy` say; `identity` names the weights and is required with a disk. Sizes may read
     "2GiB"; other `settings` are the fields of `strata.config.CacheOptions`. May be shared between threads.
+
+    A pool on a GPU needs `carrier=strata.CudaCarrier`; its engine computes on torch's current stream.
 
     Raises ConfigError (pool of another shape, settings), CapacityError (memory, threads), StorageError (disk).
     """
@@ -48,6 +53,7 @@ class TieredCache(Tiers):
         disk_path: str | os.PathLike[str] | None = None,
         disk_capacity: int | str = "10GiB",
         identity: str = "",
+        carrier: MakeCarrier | None = None,
         hold: LayerHold | None = None,
         **settings: Any,
     ) -> None:
@@ -61,6 +67,7 @@ class TieredCache(Tiers):
             settings,
             SchedulerOptions(),
             hold,
+            carrier,
         )
 
     def match(self, tokens: Tokens, salt: str = "") -> TieredMatch:
@@ -107,7 +114,7 @@ class TieredMatch:
             raise RequestError(f"{tokens} tokens cannot be loaded: give 0 or more, or nothing for all")
         self._cache.ensure_open()
         self._lease.load(most // self._lease.page_size, timeout_s)
-        return Ticket(self, self._lease, self._cache.pool.layers, timeout_s)
+        return Ticket(self, self._cache, self._lease, timeout_s)
 
     def reserve(self, count: int, timeout_s: float = 0.0) -> npt.NDArray[np.uint32]:
         """`count` page ids (uint32) to compute into, the least recently used evicted. They are this match's alone.
@@ -128,16 +135,24 @@ class TieredMatch:
         load of this match is under way or after it failed; then nothing has changed.
         """
         self._cache.ensure_open()
+        self._cache.step_done()
+        if self._cache.carrier is not None and self._lease.loads:
+            # What a device computes behind the calls must not be published on a load that may still fail.
+            self._lease.wait_layer(self._cache.pool.layers - 1, _CONFIRM_S)
         return self._lease.commit(token_array(tokens), _page_array(pages))
 
     def abort(self, pages: Pages) -> None:
         """Gives reserved pages back unused, all or none. Raises RequestError for a page that is not reserved."""
         self._cache.ensure_open()
+        self._cache.step_done()
         self._lease.abort(_page_array(pages))
 
     def release(self) -> None:
         """Lets everything go; a load under way is cancelled unless others wait for it. Idempotent."""
-        self._lease.release()
+        try:
+            self._cache.step_done()
+        finally:
+            self._lease.release()
 
     def __enter__(self) -> TieredMatch:
         return self
@@ -151,10 +166,11 @@ class TieredMatch:
 class Ticket:
     """A load under way. Any thread may wait on it."""
 
-    def __init__(self, match: TieredMatch, lease: Lease, layers: int, timeout_s: float) -> None:
+    def __init__(self, match: TieredMatch, cache: TieredCache, lease: Lease, timeout_s: float) -> None:
         self._match = match
+        self._carrier = cache.carrier
         self._lease = lease
-        self._layers = layers
+        self._layers = cache.pool.layers
         self._timeout_s = timeout_s
 
     def pages(self, timeout_s: float | None = None) -> npt.NDArray[np.uint32]:
@@ -183,13 +199,21 @@ class Ticket:
         the match, and match again."""
         if not 0 <= layer < self._layers:
             raise RequestError(f"layer {layer} is none of the pool's {self._layers}")
-        outcome = self._lease.wait_layer(layer, timeout_s)
+        outcome = self._wait(layer, timeout_s)
         if outcome != "ready":
             late = outcome == "timeout"
             why = f"it was not there after {timeout_s:g} s" if late else "its transfer failed"
             raise LoadFailedError(
                 f"layer {layer} was not loaded: {why}; release the match and match again", late
             )
+
+    def _wait(self, layer: int, timeout_s: float) -> str:
+        if self._carrier is None:
+            return self._lease.wait_layer(layer, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        if self._lease.pages(timeout_s) is None:
+            return "timeout"
+        return self._carrier.wait_layer(self._lease, layer, max(0.0, deadline - time.monotonic()))
 
     def wait(self, timeout_s: float = 30.0) -> None:
         """Returns once all layers are on the device. Raises as `wait_layer`."""

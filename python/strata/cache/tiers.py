@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from strata._core import LayerHold, Runtime
+from strata._core import HostArena, LayerHold, Lease, Plan, Runtime, TransferQueue
 from strata.cache.core_options import Geometry, core_options, host_page_bytes
 from strata.cache.pool import Pool, Tensor
 from strata.config import CacheOptions, SchedulerOptions, parse_size
@@ -36,6 +37,36 @@ class TierUsage:
     pinned: int
 
 
+class Carrier(Protocol):
+    """What moves pages where copy threads cannot: `strata.CudaCarrier`."""
+
+    @property
+    def queue(self) -> TransferQueue:
+        """Where Core puts transfers."""
+        ...
+
+    @property
+    def arena(self) -> HostArena:
+        """The host tier's memory."""
+        ...
+
+    def wait_layer(self, loads: Lease | Plan, layer: int, timeout_s: float) -> str:
+        """What the calling thread computes from now on finds the layer: `ready`, `failed` or `timeout`."""
+        ...
+
+    def step_done(self) -> None:
+        """What the calling thread has begun to compute uses pages that are about to be published or let go."""
+        ...
+
+    def close(self) -> None:
+        """Stops moving, after Core's end."""
+        ...
+
+
+MakeCarrier = Callable[[Pool, dict[str, Any]], Carrier]
+"""Makes the carrier of a pool, with the options of `Runtime`."""
+
+
 class Tiers:
     """Device pages in `pool`, host memory and disk. All methods may be called from any thread."""
 
@@ -50,8 +81,11 @@ class Tiers:
         settings: dict[str, Any],
         scheduler: SchedulerOptions,
         hold: LayerHold | None = None,
+        carrier: MakeCarrier | None = None,
     ) -> None:
         self.pool = Pool.of(pool, page_size)
+        if carrier is None:
+            self.pool.require_ram()
         if disk_path is not None and not identity:
             raise ConfigError(
                 "a disk tier outlives this process: give `identity`, a text that names the weights whose K/V this is "
@@ -85,7 +119,15 @@ class Tiers:
         options = core_options(cache, scheduler, geometry, threads, cache.write_policy)
         self.options = cache
         self._closed = False
-        self._runtime = Runtime(options, self.pool.address, self.pool.size_bytes, self.pool.owner, hold)
+        self.carrier = None if carrier is None else carrier(self.pool, options)
+        queue, arena = (None, None) if self.carrier is None else (self.carrier.queue, self.carrier.arena)
+        try:
+            self._runtime = Runtime(
+                options, self.pool.address, self.pool.size_bytes, self.pool.owner, hold, queue, arena
+            )
+        except BaseException:
+            self._close_carrier()
+            raise
 
     @property
     def runtime(self) -> Runtime:
@@ -97,6 +139,12 @@ class Tiers:
         """Raises RequestError after `close`."""
         if self._closed:
             raise RequestError("it was closed: make a new one over the same pool and disk")
+
+    def step_done(self) -> None:
+        """What the calling thread has put on its device's stream uses pages that are about to be published or let go.
+        Called where that is so. Does nothing on a CPU, where what was called is done."""
+        if self.carrier is not None:
+            self.carrier.step_done()
 
     def usage(self) -> dict[str, TierUsage]:
         """Pages of each tier, by its name: device, host, disk."""
@@ -155,6 +203,11 @@ class Tiers:
                 move_to_disk(self._runtime, demote_s)
         finally:
             self._runtime.close()
+            self._close_carrier()
+
+    def _close_carrier(self) -> None:
+        if self.carrier is not None:
+            self.carrier.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

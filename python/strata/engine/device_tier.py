@@ -11,21 +11,16 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from strata._core import HostArena, Plan, TransferQueue
-from strata.cache.core_options import RECORD_ALIGNMENT
 from strata.device import CpuPool, DevicePool
 from strata.device.cuda import POLL_S, CudaMover, CudaPool
 from strata.device.cuda_runtime import CudaRuntime, DeviceError, Event
-from strata.device.edge import Edge
-from strata.device.kernels import Layout
+from strata.engine.cuda_carrier import QUEUED_TRANSFERS, edge_of, settle_loads
 from strata.engine.runtime_options import PARTS
 from strata.errors import LoadFailedError
 from strata.models import CausalLM, pool_shape
 
 _log = logging.getLogger("strata.engine")
 
-_SLICE_S = 0.001
-"""How long one look for a load on the device lasts before its ticket is read again: it may have failed, or be over."""
-_QUEUED_TRANSFERS = 1024
 _NEVER_FREED: list[CudaTier] = []
 
 
@@ -146,19 +141,9 @@ class CudaTier:
             pool_shape(model.config, pages, page_size), model.dtype, runtime
         )
         self.arena: HostArena | None = HostArena(options)
-        self.mover: TransferQueue | None = TransferQueue(_QUEUED_TRANSFERS)
+        self.mover: TransferQueue | None = TransferQueue(QUEUED_TRANSFERS)
         piece = options["token_bytes"] * page_size
-        edge = Edge(
-            device_address=self.pool.address,
-            device_layout=Layout.layer_first(self._layers, PARTS, pages, piece),
-            device_pages=pages,
-            host_address=self.arena.address,
-            host_layout=Layout.page_first(self._layers, PARTS, piece, RECORD_ALIGNMENT),
-            host_pages=self.arena.pages,
-            host_bytes=self.arena.size_bytes,
-            layers=self._layers,
-            parts=PARTS,
-        )
+        edge = edge_of(self.arena, self.pool.address, self._layers, PARTS, pages, piece)
         # Ends of steps, in turn: the latest one's and that of the one before it.
         self._ends: tuple[Event, ...] = (runtime.create_event(), runtime.create_event())
         self._steps = 0
@@ -233,17 +218,9 @@ class CudaTier:
     def _each_load(
         self, plan: Plan, layer: int, timeout_s: float, is_settled: Callable[[int, float], bool]
     ) -> None:
-        deadline = time.monotonic() + timeout_s
-        for load in plan.loads:
-            while (state := plan.load_state(load, layer)) == "pending":
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _not_loaded(plan, layer, "timeout")
-                if is_settled(load, min(left, _SLICE_S)):
-                    state = plan.load_state(load, layer)
-                    break
-            if state == "failed":
-                raise _not_loaded(plan, layer, state)
+        outcome = settle_loads(plan, layer, timeout_s, is_settled)
+        if outcome != "ready":
+            raise _not_loaded(plan, layer, outcome)
 
     def close(self) -> None:
         """Ends the Mover. Memory that the device has not let go of is never freed."""

@@ -2,6 +2,7 @@
 //! Errors cross in `error`, the interpreter's lock is let go in `gate`, and nowhere else.
 
 mod cache;
+mod copy_mover;
 mod device_edge;
 mod disk;
 mod error;
@@ -51,6 +52,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(simulate::simulation_config, module)?)?;
     module.add_function(wrap_pyfunction!(step_seconds::step_seconds, module)?)?;
     module.add_class::<cache::PageCache>()?;
+    module.add_class::<copy_mover::CopyMover>()?;
+    module.add_class::<copy_mover::Movement>()?;
     module.add_class::<cache::PinnedPages>()?;
     module.add_class::<host_arena::HostArena>()?;
     module.add_class::<lease::Lease>()?;

@@ -1,0 +1,56 @@
+"""The copy threads alone: the right bytes, in the right places, layer by layer, and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiered_pages import LAYERS, PAGE_SIZE, PARTS, WIDTH, empty_pool
+
+from strata import CopyMover
+from strata.errors import ConfigError, RequestError, StorageError
+
+
+def test_pages_go_down_and_come_back_layer_by_layer() -> None:
+    rng = np.random.default_rng(0)
+    pool = rng.normal(size=empty_pool(6).shape)
+    before = pool.copy()
+    host = torch.zeros(9, LAYERS, PARTS, PAGE_SIZE, WIDTH, dtype=torch.float64)
+    with CopyMover(torch.from_numpy(pool), host, PAGE_SIZE, threads=2) as mover:
+        assert mover.backup([5, 0, 2], [1, 8, 3]).wait(10.0)
+        for page, copy in ((5, 1), (0, 8), (2, 3)):
+            np.testing.assert_array_equal(host[copy].numpy(), before[:, :, page])
+        assert not host[[0, 2, 4, 5, 6, 7]].any()
+        pool[:] = np.nan
+        movement = mover.load([3, 1], [4, 2])
+        for layer in range(LAYERS):
+            assert movement.wait_layer(layer, 10.0) == "ready"
+            np.testing.assert_array_equal(pool[layer][:, [4, 2]], before[layer][:, [2, 5]])
+        assert movement.wait(10.0)
+        assert np.isnan(pool[:, :, [0, 1, 3, 5]]).all()
+
+
+def test_many_transfers_end_whoever_waits() -> None:
+    pool, host = empty_pool(8), np.zeros((8, LAYERS, PARTS, PAGE_SIZE, WIDTH))
+    with CopyMover(pool, host, PAGE_SIZE) as mover:
+        movements = [mover.backup([page], [page]) for page in range(8)]
+        assert movements[-1].wait(10.0)
+        assert all(movement.wait(10.0) for movement in movements)
+        assert movements[0].wait_layer(0, 10.0) == "ready"
+
+
+def test_wrong_use_is_refused_in_words() -> None:
+    pool, host = empty_pool(4), np.zeros((4, LAYERS, PARTS, PAGE_SIZE, WIDTH))
+    with pytest.raises(ConfigError, match="holds no pages of this pool"):
+        CopyMover(pool, host[:, :1].copy(), PAGE_SIZE)
+    with pytest.raises(ConfigError, match="threads"):
+        CopyMover(pool, host, PAGE_SIZE, threads=99)
+    mover = CopyMover(pool, host, PAGE_SIZE)
+    with pytest.raises(RequestError, match="2 pages cannot be moved to 1"):
+        mover.load([1, 2], [1])
+    with pytest.raises(StorageError, match="0 of 1 pages were moved"):
+        mover.load([7], [1]).wait(10.0)
+    mover.close()
+    mover.close()
+    with pytest.raises(StorageError, match="closed"):
+        mover.load([1], [1])
