@@ -90,6 +90,77 @@ def test_old_and_new_rope_keys_mean_the_same() -> None:
     assert old.rope_theta == 500000.0
 
 
+QWEN = {**RAW, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 1}
+WINDOWS: list[tuple[dict[str, Any], tuple[int | None, ...]]] = [
+    ({**RAW, "sliding_window": 16}, ()),
+    ({**RAW, "architectures": ["MistralForCausalLM"], "sliding_window": 16}, (16, 16)),
+    ({**RAW, "architectures": ["MistralForCausalLM"], "sliding_window": 64}, ()),
+    ({**RAW, "architectures": ["MistralForCausalLM"], "sliding_window": None}, ()),
+    (
+        {**RAW, "architectures": ["MistralForCausalLM"], "max_position_embeddings": 32768},
+        (4096, 4096),
+    ),
+    (QWEN, ()),
+    ({**QWEN, "use_sliding_window": True}, (None, 16)),
+    ({**QWEN, "use_sliding_window": True, "max_window_layers": 2}, ()),
+    (
+        {**QWEN, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+        (16, None),
+    ),
+]
+
+
+@pytest.mark.parametrize(("raw", "windows"), WINDOWS)
+def test_windows_are_those_that_a_context_can_outgrow(
+    raw: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    config = parse_config(raw)
+    assert config.windows == windows
+    assert [config.window(layer) for layer in range(2)] == list(windows or (None, None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"layer_types": ["sliding_attention"]}, "layer_types names 1 layers, num_hidden_layers 2"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "'linear_attention'"),
+        ({"sliding_window": 0, "max_window_layers": 0}, "sliding_window is below 1"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor 0\.5"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ by kind of layer"),
+    ],
+)
+def test_qwen_configs_that_are_not_computed_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        parse_config({**QWEN, "use_sliding_window": True, **changes})
+
+
+def test_yarn_stretches_the_context_whichever_length_the_folder_gives() -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    for given in (64, 256):
+        config = parse_config({**QWEN, "max_position_embeddings": given, "rope_scaling": yarn})
+        assert config.context_length == 256
+
+
+def test_the_fingerprint_follows_what_changes_keys_and_values(tmp_path: Path) -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "sliding_window": 16}
+    changes: list[dict[str, Any]] = [
+        mistral,
+        {**mistral, "sliding_window": 17},
+        {**mistral, "sliding_window": None},
+        {**mistral, "rope_theta": 5e5},
+        {**mistral, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ]
+    torch.manual_seed(1)
+    tensors = random_tensors(parse_config({**RAW, **mistral}))
+    found = set()
+    for number, change in enumerate(changes):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_folder(folder, tensors, **change)
+        found.add(fingerprint_files(folder, tmp_path / "cache"))
+    assert len(found) == len(changes)
+
+
 def test_missing_folder_and_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--model"):
         resolve_model(tmp_path / "nowhere")

@@ -205,8 +205,9 @@ def test_a_failed_wait_ends_the_forward() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_run(dtype: torch.dtype) -> None:
-    model = tiny_random_model(seed=14, dtype=dtype)
-    exact = tiny_random_model(seed=14)
+    windows = (None, 9, 300)
+    model = tiny_random_model(seed=14, dtype=dtype, windows=windows, query_key_norm=True)
+    exact = tiny_random_model(seed=14, windows=windows, query_key_norm=True)
     tokens = tokens_of(15, 40)
     runner = PagedRunner(model, page_size=4, pages=32)
     row = runner.row(tokens)

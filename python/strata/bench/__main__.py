@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "strata.bench.soak_command",
         "many clients of which some leave, for minutes: nothing may be left behind, no request may fail",
     ),
+    "models": ("strata.bench.models_command", "memory and speed of models of published shapes"),
     "decode": ("strata.bench.decode_command", "tokens a second of a batch of streams beside transformers"),
 }
 """Command -> (module with `main(arguments, program)`, what it measures)."""
