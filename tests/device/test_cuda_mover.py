@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mover_world import BATCHES, IGNORED, KERNELS, WHOLE, WHOLE_BATCHES, DeafRuntime, World
+from mover_world import BATCHES, IGNORED, KERNELS, LAYERS, WHOLE, WHOLE_BATCHES, DeafRuntime, World
 
 from strata.device.cpu_kernels import CpuKernels
 from strata.device.cuda import CudaMover
@@ -31,6 +31,8 @@ def test_every_byte_is_right(choice: PathChoice) -> None:
         assert world.mover.problem is None and not world.device_busy and not world.host_busy
         ends = [transfer.end for transfer in world.queue.transfers.values()]
         assert None not in ends
+        loads = [one for one in world.queue.transfers.values() if one.kind == "load"]
+        assert all(one.ready == LAYERS for one in loads if one.end is not None and one.end[1] is None)
         moved += sum(end is not None and end[1] is None for end in ends)
         cancelled += sum(end is not None and end[1] == "cancelled" for end in ends)
         world.mover.close()

@@ -181,6 +181,12 @@ def test_batched_copies_have_cuda_13s_signature(cupy: StubCupy, monkeypatch: pyt
     runtime.copy_batch(to, of, 5, Stream(7))
     in_stream_order = 1
     assert seen == [([10, 20], [30, 40], [5, 5], in_stream_order, 1, 7)]
+    seen.clear()
+    every_second = np.arange(10, 50, 5, dtype=np.uint64)
+    runtime.copy_batch(every_second[::4], every_second[1::4], 5, Stream(7))
+    assert seen == [([10, 30], [15, 35], [5, 5], in_stream_order, 1, 7)], (
+        "a copy was freed before it was read"
+    )
     with pytest.raises(DeviceError, match="2 batched copies"):
         runtime.copy_batch(to, of, 5, Stream(8))
 

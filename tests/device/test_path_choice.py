@@ -58,6 +58,23 @@ def test_a_size_takes_the_path_of_the_next_smaller_one_measured() -> None:
     assert chosen == [BATCH, BATCH, BATCH, ONE, ONE, FOUR, FOUR]
 
 
+def test_a_load_goes_at_once_up_to_the_size_that_was_measured() -> None:
+    """A path serves larger transfers than the measured one, but not this way."""
+    whole = replace(ONE, whole=True)
+
+    def chosen(quick: tuple[int, ...]) -> list[Path]:
+        took = [Measurement("load", pages, TWO, 1.0) for pages in (1, 16, 128)]
+        took += [Measurement("load", pages, whole, 0.05 if pages in quick else 1.0) for pages in (1, 16, 128)]
+        choice = choose(took, 32)
+        return [choice.of("load", pages) for pages in (0, 1, 2, 16, 17, 128, 129)]
+
+    assert chosen(()) == [TWO] * 7
+    assert chosen((1,)) == [whole, whole, TWO, TWO, TWO, TWO, TWO]
+    assert chosen((1, 16)) == [whole, whole, whole, whole, TWO, TWO, TWO]
+    assert chosen((16,)) == [TWO, TWO, whole, whole, TWO, TWO, TWO]
+    assert chosen((1, 16, 128)) == [whole] * 6 + [TWO]
+
+
 def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
     """What a measurement over so many pages of eight layers finds."""
     layers, parts, piece = 8, 2, 16
@@ -78,7 +95,9 @@ def measured(runtime: FakeCudaRuntime, pages: int = 300) -> PathChoice:
     tables = PageTables(runtime, 2, pages)
     tables.prepare()
     stream = runtime.create_stream()
-    choice = measure_paths(runtime, edge, tables, stream)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path_trial, "ROUNDS", 1)  # a fake's clock has no hiccups
+        choice = measure_paths(runtime, edge, tables, stream)
     assert len(tables._free) == 2
     return choice
 

@@ -83,17 +83,25 @@ def choose(measurements: Sequence[Measurement], layers: int) -> PathChoice:
 
 
 def _table(measurements: Sequence[Measurement], layers: int) -> tuple[tuple[int, Path], ...]:
-    table: list[tuple[int, Path]] = []
+    paths: dict[int, Path] = {}
+    smaller = 0
     for pages in sorted({one.pages for one in measurements}):
         seconds = {one.path: one.seconds for one in measurements if one.pages == pages}
-        path = _best({path: took for path, took in seconds.items() if not path.whole})
+        usual = _best({path: took for path, took in seconds.items() if not path.whole})
         at_once = {path: took for path, took in seconds.items() if path.whole}
-        if at_once:
-            whole = _best(at_once)
-            path = whole if seconds[whole] <= WHOLE_WAITS * seconds[path] / layers else path
-        if not table or table[-1][1] != path:
-            table.append((pages, path))
-    return tuple(table)
+        whole = _best(at_once) if at_once else None
+        if whole is not None and seconds[whole] <= WHOLE_WAITS * seconds[usual] / layers:
+            # More pages would keep the first layer waiting for longer than was measured, fewer do not.
+            paths |= {smaller + 1: whole, pages + 1: usual}
+        else:
+            paths[pages] = usual
+        smaller = pages
+    rising = sorted(paths.items())
+    return tuple(
+        (pages, path)
+        for place, (pages, path) in enumerate(rising)
+        if place == 0 or rising[place - 1][1] != path
+    )
 
 
 def _best(seconds: dict[Path, float]) -> Path:
