@@ -59,6 +59,21 @@ def test_a_finished_request_and_why_the_next_one_missed(serve: Callable[..., Run
     assert "strata_prefill_saved_seconds_total 3.0" in served.http.get("/metrics").text
 
 
+def test_a_request_keeps_the_clients_name_for_it_or_gets_one(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
+    served.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "mine-1"})
+    given = served.http.post("/v1/completions", json={"prompt": "x"}).headers["x-request-id"]
+    assert [each["client_id"] for each in status(served)["requests"]] == [given, "mine-1"]
+
+
+def test_a_prompt_that_is_scored_is_said_to_be_computed_for_that(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
+    for _ in range(2):
+        ask(served, "the same prompt, longer than a page", echo=True, logprobs=1, max_tokens=1)
+    later = status(served)["requests"][0]
+    assert "log probabilities" in later["why"] and later["divergence"] is None
+
+
 def test_prompt_excerpts_can_be_turned_off(serve: Callable[..., RunningServer]) -> None:
     served = serve(prompt_excerpts=False)
     ask(served, "a secret of mine: one")
