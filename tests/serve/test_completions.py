@@ -238,3 +238,12 @@ def test_nulls_neutral_values_and_unknown_fields_are_tolerated(served: RunningSe
 def test_a_single_stop_text(served: RunningServer) -> None:
     served.http.post("/v1/completions", json={"prompt": "x", "stop": "\n"}).raise_for_status()
     assert served.engine.streams[0].request.sampling.stop == ("\n",)
+
+
+def test_an_event_is_one_line_for_every_client(served: RunningServer) -> None:
+    text = "".join(map(chr, (0x0A, 0x0D, 0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029, 0x41)))
+    served.engine.control = Control(pieces=(text,))
+    body = {"prompt": "x", "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events) == text

@@ -21,7 +21,7 @@ from strata.bench.load.schedule import Block
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
-_ANSWER_TIMEOUT_S = 300.0
+_ANSWER_TIMEOUT_S = 600.0
 _RETRY_STATUSES = (429, 503)
 _WORDS_SHOWN = 200
 _LONGEST_WAIT_S = 5.0

@@ -20,7 +20,7 @@ from strata.bench.report import JSON_HELP, Bound, bounds_table, check_json_path,
 from strata.bench.settings import ENGINE_FLAGS_HELP, bench_config, check_least, manifest, settings_of
 from strata.bench.soak import Look, Plan, Tally, growth, soak
 
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 600.0
 _GROWTH_SHARE = 0.05
 """The part of the server's memory by which it may have grown in the second half: allocators round."""
 _LOOKS = 200

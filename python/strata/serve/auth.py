@@ -28,7 +28,18 @@ class Access(Enum):
 
 _ANYONE = frozenset({"/", "/favicon.ico", "/health", "/livez", "/ready", "/readyz"})
 _ANYONE_BELOW = ("/health/", "/page/")
-_USER = frozenset({"/metrics", "/tokenize", "/detokenize", "/openapi.json", "/docs", "/redoc", "/version"})
+_USER = frozenset(
+    {
+        "/metrics",
+        "/tokenize",
+        "/detokenize",
+        "/tokenizer_info",
+        "/version",
+        "/openapi.json",
+        "/docs",
+        "/redoc",
+    }
+)
 _USER_BELOW = ("/v1/",)
 
 

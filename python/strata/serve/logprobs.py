@@ -15,9 +15,12 @@ _LEAST = -9999.0
 
 
 def token_text_of(tokenizer: Any, as_ids: bool) -> TokenText:
-    """How tokens are shown: by their text, or with vLLM's `return_tokens_as_token_ids` in a way that no two share."""
+    """How tokens are shown: by their text, or in a way that no two share with vLLM's `return_tokens_as_token_ids` and
+    where there is no tokenizer."""
+    if as_ids or tokenizer is None:
+        return lambda token_id: f"token_id:{token_id}"
     text_of: TokenText = tokenizer.token_text
-    return (lambda token_id: f"token_id:{token_id}") if as_ids else text_of
+    return text_of
 
 
 @dataclass

@@ -21,11 +21,16 @@ from strata.engine.api import RequestStream
 from strata.serve.disconnect import unless_client_leaves
 
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+"""What ends a line for Python's `splitlines` and httpx's `iter_lines`, and stands in JSON unescaped."""
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """One event with a JSON object."""
-    return b"data: " + json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One event with a JSON object, in one line however a client takes lines apart."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    for character, escaped in _LINE_ENDS.items():
+        text = text.replace(character, escaped)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 @dataclass(frozen=True)
