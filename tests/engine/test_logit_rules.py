@@ -136,8 +136,18 @@ def test_hidden_states_are_projected_a_few_rows_at_a_time() -> None:
         assert [token for token, _ in one.top] == [token for token, _ in other.top]
 
 
+def test_last_bits_do_not_change_a_draw() -> None:
+    """What one batch and another differ in: the tail of a flat distribution must not turn on it."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(1, 50_000, generator=generator)
+    nudged = logits * (1 + 1e-6 * torch.randn(1, 50_000, generator=generator))
+    rows = [Row(SamplingParams(temperature=1.5), 5, [0] * place) for place in range(50)]
+    one, other = ([sample_rows(each.clone(), [row])[0].token_id for row in rows] for each in (logits, nudged))
+    assert one == other and len(set(one)) > 40
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_a_draw_without_sorting_is_the_softmax(seed: int) -> None:
+def test_draws_follow_the_softmax(seed: int) -> None:
     logits = torch.tensor([[0.3, 1.0, 2.0, -1.0, -torch.inf]], dtype=torch.float64)
     draws = 3000
     rows = [Row(SamplingParams(temperature=1.0), seed, [0] * place) for place in range(draws)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from strata.engine.api import SamplingParams, TokenLogprob
@@ -52,22 +53,24 @@ def _draw(logits: torch.Tensor, params: SamplingParams, seed: int, position: int
     with np.errstate(over="ignore"):
         scores = (scores - best) / params.temperature
     weights = np.exp(scores)
-    if params.min_p > 0:
-        weights[weights < params.min_p] = 0.0
-    order = None
+    weights[weights < params.min_p] = 0.0
     if params.top_k > 0 or params.top_p < 1:
         # Sorting a whole vocabulary is the dear part of a draw: only where the rank matters.
         order = np.argsort(-scores, kind="stable")
-        if params.top_k > 0:
-            order = order[: params.top_k]
-        weights = weights[order]
-    cumulative = np.cumsum(weights / weights.sum())
-    if params.top_p < 1:
-        # The token that crosses the threshold is kept, so at least one always is.
-        cumulative = cumulative[: int(np.searchsorted(cumulative, params.top_p)) + 1]
-    # Philox is counter-based: the draw at a position is the same however the request came to it.
-    draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random() * cumulative[-1]
-    # Where rounding takes the draw to the very end, the last token that has any weight is meant.
-    last = int(np.searchsorted(cumulative, cumulative[-1]))
-    place = min(int(np.searchsorted(cumulative, draw, side="right")), last)
-    return int(order[place]) if order is not None else place
+        kept = params.top_k or len(order)
+        if params.top_p < 1:
+            # The token that crosses the threshold is kept, so at least one always is.
+            shares = np.cumsum(weights[order[:kept]])
+            kept = int(np.searchsorted(shares, params.top_p * shares[-1])) + 1
+        weights[order[kept:]] = 0.0
+    # A race: every token takes an exponential time at the rate of its weight, and the first one wins as often as its
+    # share says. Logits that differ in their last bits, as batches of other shapes give, then give the same token.
+    times = np.full_like(weights, np.inf)
+    np.divide(_noise(seed, position, len(weights)), weights, out=times, where=weights > 0)
+    return int(times.argmin())
+
+
+def _noise(seed: int, position: int, count: int) -> npt.NDArray[np.float64]:
+    """Exponential times that only seed and position decide: Philox is counter-based, and positions lie 2**64 apart."""
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=position << 64))
+    return generator.standard_exponential(count)

@@ -9,6 +9,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+_ID_LETTERS = 9
+"""As many as Mistral's chat templates want; to others it is all the same."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -18,7 +20,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+    call_id: str = field(default_factory=lambda: uuid.uuid4().hex[:_ID_LETTERS])
 
     def body(self) -> dict[str, Any]:
         """OpenAI's object."""
