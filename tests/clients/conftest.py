@@ -54,6 +54,6 @@ def _start(port: int, root: Path, log: Path) -> subprocess.Popen[bytes]:
 
 def _answers(address: str) -> bool:
     try:
-        return httpx.get(f"{address}/health", timeout=5).status_code == 200
+        return httpx.get(f"{address}/ready", timeout=5).status_code == 200
     except httpx.TransportError:
         return False

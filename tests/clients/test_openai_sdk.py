@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -71,7 +72,13 @@ def test_a_chat_is_the_same_whole_and_streamed_with_one_last_usage_chunk(client:
 def test_several_answers_with_a_seed_are_the_same_again(client: OpenAI) -> None:
     def answers() -> list[str | None]:
         chat = client.chat.completions.create(
-            model="default", messages=MESSAGES, max_tokens=6, temperature=1.5, n=3, seed=5
+            model="default",
+            messages=MESSAGES,
+            max_tokens=6,
+            temperature=1.5,
+            n=3,
+            seed=5,
+            extra_body={"top_k": 20},
         )
         assert [choice.index for choice in chat.choices] == [0, 1, 2]
         return [choice.message.content for choice in chat.choices]
@@ -121,15 +128,31 @@ def test_errors_are_the_sdks_own_exceptions(client: OpenAI) -> None:
     assert empty.value.param == "messages"
 
 
-def test_what_this_model_or_server_cannot_do_is_refused_in_a_sentence(client: OpenAI) -> None:
+def test_tools_that_this_models_template_cannot_show_are_refused_in_a_sentence(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no place for tools") as tools:
         client.chat.completions.create(model="default", messages=MESSAGES, tools=TOOLS)
     assert tools.value.param == "tools"
-    with pytest.raises(openai.BadRequestError, match=r"response_format=.* is not supported") as shaped:
-        client.chat.completions.create(
-            model="default", messages=MESSAGES, response_format={"type": "json_object"}
-        )
-    assert shaped.value.param == "response_format"
+    kept = client.chat.completions.create(
+        model="default", messages=MESSAGES, tools=TOOLS, tool_choice="none", max_tokens=2
+    )
+    assert kept.choices[0].message.content
+
+
+def test_an_answer_has_the_form_that_was_asked_for(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"sum": {"enum": [3, 4]}},
+        "required": ["sum"],
+        "additionalProperties": False,
+    }
+    shaped = client.chat.completions.create(
+        model="default",
+        messages=MESSAGES,
+        max_tokens=40,
+        temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+    )
+    assert json.loads(shaped.choices[0].message.content or "")["sum"] in (3, 4)
     plain = client.chat.completions.create(
         model="default", messages=MESSAGES, max_tokens=2, response_format={"type": "text"}
     )

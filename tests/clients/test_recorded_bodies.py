@@ -76,6 +76,8 @@ def check_stream(body: Json, events: list[Json], chat: bool) -> None:
 def check_choice_of_chat(body: Json, choice: Json) -> None:
     assert choice["message"]["role"] == "assistant" and choice["message"]["content"]
     assert choice["finish_reason"] in ("stop", "length")
+    if body.get("response_format") and choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
     if body.get("logprobs"):
         tokens = choice["logprobs"]["content"]
         assert tokens and all(len(token["top_logprobs"]) == body["top_logprobs"] for token in tokens)

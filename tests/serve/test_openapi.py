@@ -15,12 +15,12 @@ from schemathesis import GenerationMode
 from strata.config import StrataConfig
 from strata.serve.app import create_app
 
-CONFIG = StrataConfig.of(disk_capacity=0)
+CONFIG = StrataConfig.of(disk_capacity=0, allowed_hosts="testserver")  # schemathesis asks under that name
 ENGINE = FakeEngine(CONFIG)
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(ENGINE, CONFIG))
 OPERATIONS: list[Any] = [found.ok() for found in SCHEMA.get_all_operations()]
 WITH_BODY = [operation for operation in OPERATIONS if operation.body]
-QUICK, LONG = 25, 1500
+QUICK, LONG = 15, 1500
 
 
 def by_label(operations: list[Any]) -> Any:
@@ -59,20 +59,17 @@ def explore(operation: Any, mode: GenerationMode, examples: int) -> set[int]:
 
 @by_label(OPERATIONS)
 def test_what_fits_the_document_is_never_a_5xx(operation: Any) -> None:
-    assert explore(operation, GenerationMode.POSITIVE, QUICK)
+    statuses = explore(operation, GenerationMode.POSITIVE, QUICK)
+    if operation.path in ("/v1/completions", "/v1/chat/completions"):
+        assert 200 in statuses, (
+            "made-up bodies must get past the checks, or this says nothing of what lies behind"
+        )
 
 
 @by_label(WITH_BODY)
 def test_what_does_not_fit_the_document_is_refused_and_never_a_5xx(operation: Any) -> None:
     """Some of it is taken all the same: unknown fields are ignored, and `1` passes for a flag."""
     assert 400 in explore(operation, GenerationMode.NEGATIVE, QUICK)
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_the_document_describes_what_is_answered(path: str) -> None:
-    """Made-up bodies get past the checks often enough for the test above to mean something."""
-    (found,) = (each for each in OPERATIONS if each.path == path)
-    assert 200 in explore(found, GenerationMode.POSITIVE, QUICK)
 
 
 @pytest.mark.soak
