@@ -371,7 +371,10 @@ class TinyTokenizer:
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, token_ids))
 
-    def detokenizer(self) -> Any:
+    def token_text(self, token_id: int) -> str:
+        return f"{token_id} "
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Any:
         return self
 
     def push(self, token_id: int) -> str:
