@@ -56,5 +56,12 @@ def test_misuse_is_refused_in_words() -> None:
 
 
 def test_importing_the_package_brings_no_torch() -> None:
-    code = "import strata, sys; assert strata.__version__; sys.exit('torch' in sys.modules)"
+    used = "strata.__version__, strata.TieredCache, strata.Scheduler, strata.CopyMover, strata.Plan"
+    code = f"import strata, sys; {used}; sys.exit('torch' in sys.modules or 'cupy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_is_there_and_says_what_it_is() -> None:
+    for name in strata.__all__:
+        thing = getattr(strata, name)
+        assert isinstance(thing, str) or thing.__doc__, name

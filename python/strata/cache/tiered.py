@@ -87,7 +87,9 @@ class TieredMatch:
 
     `tokens` cached tokens were found: `on_device`, `on_host` (there alone) and `on_disk` (there alone) of them. Until
     `release`, or the end of the `with` block, none of its pages is evicted or used for anything else; what was reserved
-    and not committed is free afterwards. On a device that computes behind the calls, release only once it is done.
+    and not committed is free afterwards. A match that is forgotten is released too, but on a GPU without a thought of
+    what still computes there. Its methods may be called from any thread; on a GPU from those that compute, since what
+    is on the calling thread's stream is what pages wait for.
     """
 
     def __init__(self, cache: TieredCache, lease: Lease) -> None:
