@@ -301,7 +301,7 @@ def test_who_left_makes_room_at_once(make_engine: MakeEngine) -> None:
     for _ in range(2):
         for stream in [submit(engine, [index, *PROMPT], 4) for index in range(4)]:
             stream.abort()
-        assert not engine._sequences
+        assert not engine._answers.sequences
     streams = [submit(engine, [index, *PROMPT], 4) for index in range(4)]
     gate.set()
     for index, stream in enumerate(streams):
