@@ -27,7 +27,7 @@ class CharacterTokenizer:
         """Some text of equal length."""
         return "".join(chr(ord("!") + token) for token in token_ids)
 
-    def detokenizer(self) -> CharacterDetokenizer:
+    def detokenizer(self, skip_special_tokens: bool = True) -> CharacterDetokenizer:
         """A fresh state for one answer."""
         return CharacterDetokenizer()
 
