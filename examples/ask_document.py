@@ -46,12 +46,17 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--max-tokens", type=int, default=256)
     chosen = parser.parse_args()
-    client = OpenAI(base_url=chosen.url, api_key=os.environ.get("OPENAI_API_KEY", "unused"))
     try:
         document = chosen.file.read_text(encoding="utf-8")
-        ask(client, document, chosen.question, chosen.max_tokens)
     except (OSError, UnicodeDecodeError) as error:
         sys.exit(f"{chosen.file} cannot be read as UTF-8 text: {error}")
+    client = OpenAI(base_url=chosen.url, api_key=os.environ.get("OPENAI_API_KEY", "unused"))
+    try:
+        ask(client, document, chosen.question, chosen.max_tokens)
+    except BrokenPipeError:
+        # Whoever read the answer has gone; Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except APIConnectionError:
         sys.exit(f"no server answers at {chosen.url}: start one with `make serve`")
     except APIStatusError as error:

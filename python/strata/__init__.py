@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any
 from strata._core import version as _version
 
 if TYPE_CHECKING:
-    from strata._core import HostArena, Movement, Plan, Refusal, TransferQueue
-    from strata.cache import Cache, CopyMover, Match, Scheduler, Ticket, TieredCache, TieredMatch, TierUsage
+    from strata._core import HostArena, Plan, Refusal, TransferQueue
+    from strata.cache import (
+        Cache,
+        CopyMover,
+        Match,
+        Movement,
+        Scheduler,
+        Ticket,
+        TieredCache,
+        TieredMatch,
+        TierUsage,
+    )
     from strata.config import StrataConfig
     from strata.device.cuda import CudaMover
     from strata.engine import GenerationRequest, SamplingParams, ServedModel
@@ -32,7 +42,7 @@ _LAZY = {
     "GenerationRequest": "strata.engine",
     "HostArena": "strata._core",
     "Match": "strata.cache",
-    "Movement": "strata._core",
+    "Movement": "strata.cache",
     "Plan": "strata._core",
     "Refusal": "strata._core",
     "SamplingParams": "strata.engine",

@@ -30,6 +30,17 @@ def test_pages_go_down_and_come_back_layer_by_layer() -> None:
         assert np.isnan(pool[:, :, [0, 1, 3, 5]]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int16", "complex64"])
+def test_numpy_and_torch_share_a_dtype(dtype: str) -> None:
+    pool = torch.ones(LAYERS, PARTS, 4, PAGE_SIZE, WIDTH, dtype=getattr(torch, dtype))
+    host = np.zeros((4, LAYERS, PARTS, PAGE_SIZE, WIDTH), dtype)
+    with CopyMover(pool, host, PAGE_SIZE) as mover:
+        assert mover.backup([1], [2]).wait(10.0)
+        assert host[2].all() and not host[[0, 1, 3]].any()
+    with pytest.raises(ConfigError, match="and float16 holds no pages"):
+        CopyMover(pool, host.real.astype(np.float16), PAGE_SIZE)
+
+
 def test_many_transfers_end_whoever_waits() -> None:
     pool, host = empty_pool(8), np.zeros((8, LAYERS, PARTS, PAGE_SIZE, WIDTH))
     with CopyMover(pool, host, PAGE_SIZE) as mover:
@@ -50,6 +61,13 @@ def test_wrong_use_is_refused_in_words() -> None:
         mover.load([1, 2], [1])
     with pytest.raises(StorageError, match="0 of 1 pages were moved"):
         mover.load([7], [1]).wait(10.0)
+    assert mover.load([7], [1]).wait_layer(0, 10.0) == "failed"
+    assert mover.backup([7], [1]).wait_layer(0, 10.0) == "failed"
+    movement = mover.load([1], [1])
+    for layer in (LAYERS, -1):
+        with pytest.raises(RequestError, match=f"layer {layer} is none of the pool's {LAYERS}"):
+            movement.wait_layer(layer, 10.0)
+    assert movement.wait(10.0)
     mover.close()
     mover.close()
     with pytest.raises(StorageError, match="closed"):

@@ -12,7 +12,7 @@ import pytest
 from tiered_pages import LAYERS, PAGE_SIZE
 
 from strata import Plan, Refusal, Scheduler
-from strata.errors import ConfigError, RequestError
+from strata.errors import ConfigError, RequestError, StrataError
 
 VOCABULARY = 50
 
@@ -167,3 +167,52 @@ def test_wrong_reports_are_refused_in_words() -> None:
         engine.scheduler.submit(2, PROMPT, 2)
     with pytest.raises(ConfigError, match="--policy"):
         Engine(policy="dice")
+
+
+def next_plan(engine: Engine) -> Plan:
+    plan = engine.scheduler.next_work(5.0)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def test_core_hears_of_a_failure_though_the_device_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    with engine.scheduler:
+        engine.ask(1, PROMPT, 3)
+        plan = next_plan(engine)
+
+        def silent() -> None:
+            raise StrataError("the device says nothing")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.scheduler, "step_done", silent)
+            with pytest.raises(StrataError, match="says nothing"):
+                engine.scheduler.failed(plan)
+        engine.run()
+        assert engine.answers[1] == oracle(PROMPT, 3)
+
+
+def test_reports_come_once_and_in_order() -> None:
+    engine = Engine(outstanding_plans=2)
+    with engine.scheduler:
+        engine.ask(1, PROMPT, 3)
+        first = next_plan(engine)
+        second = next_plan(engine)
+        for report in (
+            lambda: engine.scheduler.done(second, [1], [False]),
+            lambda: engine.scheduler.failed(second),
+        ):
+            with pytest.raises(
+                RequestError, match=f"plan {second.id} is not the oldest.*plan {first.id} comes first"
+            ):
+                report()
+        engine.carry_out(first)
+        with pytest.raises(RequestError, match=f"plan {first.id} is not the oldest"):
+            engine.scheduler.failed(first)
+        engine.scheduler.failed(second)
+        epoch = engine.scheduler._epoch
+        engine.scheduler.failed(first)  # void with it
+        engine.scheduler.done(second, [1], [False])
+        assert engine.scheduler._epoch == epoch
+        engine.run()
+        assert engine.answers[1] == oracle(PROMPT, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,20 @@ def test_what_goes_wrong_is_said_in_a_sentence(there: bool, tmp_path: Path) -> N
     assert done.returncode == 1
     assert ("no server answers at" if there else "cannot be read") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_is_no_fault_of_the_document(tmp_path: Path) -> None:
+    document = tmp_path / "document.txt"
+    document.write_text("text", encoding="utf-8")
+    reads, writes = os.pipe()
+    os.close(reads)
+    server = RunningServer()
+    try:
+        command = [sys.executable, str(EXAMPLE), str(document), "What?", "--url", f"{server.url}/v1"]
+        done = subprocess.run(
+            command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        server.stop()
+        os.close(writes)
+    assert done.returncode == 1 and done.stderr == ""

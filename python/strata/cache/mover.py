@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from strata._core import CopyMover as CoreMover
-from strata._core import Movement
+from strata._core import Movement as CoreMovement
+from strata.cache.ids import id_array
 from strata.cache.pool import Pool, Tensor
-from strata.errors import ConfigError, RequestError
+from strata.errors import ConfigError, RequestError, StorageError
 
 Pages = Sequence[int] | npt.NDArray[Any]
 
@@ -41,7 +41,8 @@ class CopyMover:
         near = Pool.of(pool, page_size)
         near.require_ram()
         shape, found = (near.layers, near.parts, *near.inner), tuple(int(size) for size in host.shape)
-        if found[1:] != shape or str(host.dtype) != str(pool.dtype):
+        # Numpy and torch call one dtype by one name, but for torch's prefix.
+        if found[1:] != shape or str(host.dtype).removeprefix("torch.") != near.dtype:
             raise ConfigError(
                 f"host memory of shape {list(found)} and {host.dtype} holds no pages of this pool: it must be "
                 f"[pages, {', '.join(map(str, shape))}] and {pool.dtype}"
@@ -49,6 +50,7 @@ class CopyMover:
         # Page-first memory of n pages is one layer-first pool of n "layers", as far as its checks go.
         far = Pool.of(host, page_size)
         far.require_ram()
+        self._layers = near.layers
         self._mover = CoreMover(
             (near.layers, near.parts, near.page_size, near.token_bytes),
             (near.address, near.size_bytes, near.pages, pool),
@@ -57,14 +59,17 @@ class CopyMover:
         )
 
     def load(self, host_pages: Pages, pool_pages: Pages) -> Movement:
-        """Begins to copy host pages to as many pool pages. `Movement.wait_layer(layer, timeout_s)` returns "ready",
-        "failed" or "timeout"; `wait(timeout_s)` is True once nothing touches the pages any more, and raises
-        StorageError if it failed; `cancel()` asks for an early end. Raises RequestError, CapacityError."""
-        return self._mover.start("load", _pages(host_pages), _pages(pool_pages))
+        """Begins to copy host pages to as many pool pages. Raises RequestError for what are no page ids or not as many
+        of both, CapacityError while too much waits, StorageError after `close`."""
+        return self._start("load", host_pages, pool_pages)
 
     def backup(self, pool_pages: Pages, host_pages: Pages) -> Movement:
         """Begins to copy pool pages to as many host pages; as `load`."""
-        return self._mover.start("backup", _pages(pool_pages), _pages(host_pages))
+        return self._start("backup", pool_pages, host_pages)
+
+    def _start(self, kind: str, sources: Pages, targets: Pages) -> Movement:
+        started = self._mover.start(kind, id_array(sources, "pages"), id_array(targets, "pages"))
+        return Movement(started, self._layers)
 
     def close(self) -> None:
         """Stops the threads; what is under way ends as cancelled. Idempotent."""
@@ -79,8 +84,28 @@ class CopyMover:
         self.close()
 
 
-def _pages(pages: Pages) -> npt.NDArray[np.uint32]:
-    try:
-        return np.ascontiguousarray(pages, dtype=np.uint32)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise RequestError(f"pages must be integers from 0 to 2**32 - 1: {error}") from error
+class Movement:
+    """A transfer under way, made by `CopyMover`. Any thread may wait on it."""
+
+    def __init__(self, movement: CoreMovement, layers: int) -> None:
+        self._movement = movement
+        self._layers = layers
+
+    def wait_layer(self, layer: int, timeout_s: float) -> str:
+        """Whether layer `layer` is in its place: `ready`, `failed` or, after `timeout_s` seconds, `timeout`. Of a
+        backup all layers are there at its end. Raises RequestError for a layer that the pool has not."""
+        if not 0 <= layer < self._layers:
+            raise RequestError(f"layer {layer} is none of the pool's {self._layers}")
+        try:
+            return self._movement.wait_layer(layer, timeout_s)
+        except StorageError:
+            return "failed"
+
+    def wait(self, timeout_s: float) -> bool:
+        """True once nothing touches the pages any more, False if that takes longer than `timeout_s` seconds. Raises
+        StorageError, with the reason, if not all of them are whole."""
+        return self._movement.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Asks for an early end, which `wait` sees."""
+        self._movement.cancel()

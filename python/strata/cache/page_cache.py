@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strata._core import PageCache, PinnedPages
-from strata.errors import RequestError
+from strata.cache.ids import id_array
 
 Tokens = Sequence[int] | npt.NDArray[np.uint32]
 
@@ -55,7 +55,7 @@ class Cache:
 
     def match(self, tokens: Tokens, salt: str = "") -> Match:
         """Finds and pins the longest cached prefix of whole pages. Entries of two salts never match."""
-        pinned = self._pages.pin(_array(tokens), salt=salt)
+        pinned = self._pages.pin(id_array(tokens, "tokens"), salt=salt)
         return Match(pinned.tokens, pinned.pages, pinned)
 
     def reserve(self, count: int) -> npt.NDArray[np.uint32]:
@@ -71,11 +71,11 @@ class Cache:
         Returns the pages that were cached already: those are free again, and must not be used any more. Raises
         RequestError if the pages before `from_page` are not cached.
         """
-        return self._pages.commit(_array(tokens), pages, from_page, salt=salt)
+        return self._pages.commit(id_array(tokens, "tokens"), id_array(pages, "pages"), from_page, salt=salt)
 
     def abort(self, pages: npt.NDArray[np.uint32]) -> None:
         """Gives reserved pages back. Raises StorageError for a page that is not reserved."""
-        self._pages.abort(pages)
+        self._pages.abort(id_array(pages, "pages"))
 
     def usage(self) -> dict[str, int]:
         """Pages by state: `capacity`, `free`, `cached`, and `pinned` among the cached."""
@@ -85,10 +85,3 @@ class Cache:
     def check(self) -> None:
         """Proves that the books agree. Raises StorageError with what does not."""
         self._pages.check()
-
-
-def _array(tokens: Tokens) -> npt.NDArray[np.uint32]:
-    try:
-        return np.ascontiguousarray(tokens, dtype=np.uint32)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise RequestError(f"tokens must be integers from 0 to 2**32 - 1: {error}") from error

@@ -10,6 +10,7 @@ ARCHITECTURE.md says under "Decided".
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import numpy.typing as npt
 
 from strata._core import LayerHold, Plan, Refusal
+from strata.cache.ids import id_array
 from strata.cache.pool import Tensor
-from strata.cache.tiers import MakeCarrier, Tiers, token_array
+from strata.cache.tiers import MakeCarrier, Tiers
 from strata.config import SchedulerOptions
 from strata.errors import LoadFailedError, RequestError
 
@@ -64,6 +66,7 @@ class Scheduler(Tiers):
             carrier,
         )
         self._epoch = 0
+        self._out: deque[int] = deque()
 
     def submit(
         self,
@@ -82,7 +85,7 @@ class Scheduler(Tiers):
                 f"request {request} with {max_new_tokens} tokens to generate: the number must be from 0 to 2**63 - 1, "
                 "the tokens 1 or more"
             )
-        self.runtime.submit(request, token_array(prompt), max_new_tokens, salt, priority, keep)
+        self.runtime.submit(request, id_array(prompt, "tokens"), max_new_tokens, salt, priority, keep)
 
     def abort(self, request: int) -> None:
         """Gives a request up; what it computed stays cached. Unknown and finished requests are ignored."""
@@ -92,8 +95,11 @@ class Scheduler(Tiers):
         """The next batch to compute, or a request that will not be answered, or None within `timeout_s` seconds. Plans
         that a failed one has made void are left out. Raises StrataError once Core has stopped."""
         work = self.runtime.next_work(timeout_s)
-        if isinstance(work, Plan) and work.epoch < self._epoch:
-            return None
+        if isinstance(work, Plan):
+            if work.epoch < self._epoch:
+                return None
+            self._out.append(work.id)
+            self.step_begins()
         return work
 
     def wait_layer(self, plan: Plan, layer: int, timeout_s: float = 30.0) -> None:
@@ -116,8 +122,11 @@ class Scheduler(Tiers):
     ) -> None:
         """Reports the oldest plan out as computed: for each row the sampled token (None where `plan.samples` asks for
         none) and whether the request ends with it. `busy_s` seconds of it went to computing, `stalled_s` to waiting for
-        loads: what Core predicts by. Raises RequestError for another number of rows; on a GPU LoadFailedError as
-        `wait_layer`."""
+        loads: what Core predicts by. Nothing happens for a plan that a failed one has made void. Raises RequestError
+        for another number of rows and for a plan that is not the oldest; on a GPU LoadFailedError as `wait_layer`."""
+        if self._is_void(plan):
+            self.step_done()
+            return
         rows = len(plan.requests)
         if len(tokens) != rows or len(finished) != rows:
             raise RequestError(
@@ -132,16 +141,36 @@ class Scheduler(Tiers):
             last = self.pool.layers - 1
             _require_ready(plan, last, plan.wait_layer(last, _CONFIRM_S))
         self.runtime.plan_done(plan.id, list(tokens), list(finished), busy_s, stalled_s)
+        self._out.popleft()
 
     def failed(self, plan: Plan, why: str = "step") -> None:
         """Reports the oldest plan out as failed: `step` (it went wrong itself), `load` (one of its loads failed) or
         `late load`. It and those formed on top of it are void; their requests are tried again, without the load if it
-        was that. Raises RequestError for another reason."""
+        was that. Nothing happens for a plan that is void already. Raises RequestError for another reason and for a
+        plan that is not the oldest; DeviceError after Core was told, if the device cannot say what still runs."""
         if why not in FAILURES:
             raise RequestError(f"there is no failure {why!r}: say one of {', '.join(FAILURES)}")
-        self.step_done()
-        self._epoch = plan.epoch + 1
-        self.runtime.plan_failed(plan.id, why)
+        void = self._is_void(plan)
+        try:
+            self.step_done()
+        finally:
+            # Core waits for a report of every plan: without one nothing would ever be planned again.
+            if not void:
+                self.runtime.plan_failed(plan.id, why)
+                self._epoch = max(self._epoch, plan.epoch + 1)
+                self._out.clear()
+
+    def _is_void(self, plan: Plan) -> bool:
+        """Whether a failed plan has made this one void. Raises RequestError unless it then is the oldest out."""
+        if plan.epoch < self._epoch:
+            return True
+        if not self._out or plan.id != self._out[0]:
+            oldest = f"plan {self._out[0]} comes first" if self._out else "none is out"
+            raise RequestError(
+                f"plan {plan.id} is not the oldest that was handed out and not reported ({oldest}): report plans once "
+                "each, in the order in which they came"
+            )
+        return False
 
     def waiting(self) -> list[tuple[int, float, str]]:
         """Why each waiting request waits: its number, the seconds since it was submitted, a sentence; in the order in

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strata._core import LayerHold, Lease
+from strata.cache.ids import id_array
 from strata.cache.pool import Tensor
-from strata.cache.tiers import MakeCarrier, Tiers, token_array
+from strata.cache.tiers import MakeCarrier, Tiers
 from strata.config import SchedulerOptions
 from strata.errors import LoadFailedError, RequestError
 
@@ -39,7 +40,8 @@ class TieredCache(Tiers):
     `write_policy` and `disk_write_policy` say; `identity` names the weights and is required with a disk. Sizes may read
     "2GiB"; other `settings` are the fields of `strata.config.CacheOptions`. May be shared between threads.
 
-    A pool on a GPU needs `carrier=strata.CudaCarrier`; its engine computes on torch's current stream.
+    A pool on a GPU needs `carrier=strata.CudaCarrier`; its engine computes on torch's current stream. There may be
+    several: where pages are handed out or given back, a stream waits for the steps that others have reported.
 
     Raises ConfigError (pool of another shape, settings), CapacityError (memory, threads), StorageError (disk).
     """
@@ -76,7 +78,7 @@ class TieredCache(Tiers):
         An engine needs the logits of the last token, so it gives the tokens before that one. Raises RequestError for
         what are no tokens, and after `close`.
         """
-        return TieredMatch(self, self.runtime.lease(token_array(tokens), salt))
+        return TieredMatch(self, self.runtime.lease(id_array(tokens, "tokens"), salt))
 
     def __enter__(self) -> TieredCache:
         return self
@@ -125,7 +127,9 @@ class TieredMatch:
         self._cache.ensure_open()
         if not 0 <= count < 2**32:
             raise RequestError(f"{count} pages cannot be reserved: give 0 or more")
-        return self._lease.reserve(count, timeout_s)
+        pages = self._lease.reserve(count, timeout_s)
+        self._cache.step_begins()
+        return pages
 
     def commit(self, tokens: Tokens, pages: Pages) -> list[int]:
         """Makes reserved `pages`, whose K/V is written in all layers, match for everybody: they hold the whole pages of
@@ -141,13 +145,13 @@ class TieredMatch:
         if self._cache.carrier is not None and self._lease.loads:
             # What a device computes behind the calls must not be published on a load that may still fail.
             self._lease.wait_layer(self._cache.pool.layers - 1, _CONFIRM_S)
-        return self._lease.commit(token_array(tokens), _page_array(pages))
+        return self._lease.commit(id_array(tokens, "tokens"), id_array(pages, "pages"))
 
     def abort(self, pages: Pages) -> None:
         """Gives reserved pages back unused, all or none. Raises RequestError for a page that is not reserved."""
         self._cache.ensure_open()
         self._cache.step_done()
-        self._lease.abort(_page_array(pages))
+        self._lease.abort(id_array(pages, "pages"))
 
     def release(self) -> None:
         """Lets everything go; a load under way is cancelled unless others wait for it. Idempotent."""
@@ -170,6 +174,7 @@ class Ticket:
 
     def __init__(self, match: TieredMatch, cache: TieredCache, lease: Lease, timeout_s: float) -> None:
         self._match = match
+        self._cache = cache
         self._carrier = cache.carrier
         self._lease = lease
         self._layers = cache.pool.layers
@@ -188,6 +193,7 @@ class Ticket:
             raise LoadFailedError(
                 f"what the disk gives is not known after {limit:g} s: wait on, or release", late=True
             )
+        self._cache.step_begins()
         return pages
 
     @property
@@ -228,10 +234,3 @@ class Ticket:
     def cancel(self) -> None:
         """Gives the load up, and with it its match. What is under way ends or is thrown away; nobody ever sees it."""
         self._match.release()
-
-
-def _page_array(pages: Pages) -> npt.NDArray[np.uint32]:
-    try:
-        return np.ascontiguousarray(pages, dtype=np.uint32).reshape(-1)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise RequestError(f"pages must be page ids that `reserve` gave: {error}") from error

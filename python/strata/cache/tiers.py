@@ -12,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from strata._core import HostArena, LayerHold, Lease, Plan, Runtime, TransferQueue
@@ -52,6 +51,10 @@ class Carrier(Protocol):
 
     def wait_layer(self, loads: Lease | Plan, layer: int, timeout_s: float) -> str:
         """What the calling thread computes from now on finds the layer: `ready`, `failed` or `timeout`."""
+        ...
+
+    def step_begins(self) -> None:
+        """What the calling thread computes from now on comes after every step that was reported."""
         ...
 
     def step_done(self) -> None:
@@ -140,6 +143,12 @@ class Tiers:
         if self._closed:
             raise RequestError("it was closed: make a new one over the same pool and disk")
 
+    def step_begins(self) -> None:
+        """What the calling thread puts on its device's stream from now on may use pages that steps on other streams
+        have written or let go. Called where pages are handed out. Does nothing on a CPU."""
+        if self.carrier is not None:
+            self.carrier.step_begins()
+
     def step_done(self) -> None:
         """What the calling thread has put on its device's stream uses pages that are about to be published or let go.
         Called where that is so. Does nothing on a CPU, where what was called is done."""
@@ -199,10 +208,12 @@ class Tiers:
             return
         self._closed = True
         try:
-            if demote_s > 0 and self._runtime.stats()["disk_capacity_pages"] > 0:
-                move_to_disk(self._runtime, demote_s)
+            try:
+                if demote_s > 0 and self._runtime.stats()["disk_capacity_pages"] > 0:
+                    move_to_disk(self._runtime, demote_s)
+            finally:
+                self._runtime.close()
         finally:
-            self._runtime.close()
             self._close_carrier()
 
     def _close_carrier(self) -> None:
@@ -227,17 +238,6 @@ def move_to_disk(runtime: Runtime, limit_s: float) -> dict[str, int]:
         if not kept or not moved:
             break
     return total
-
-
-def token_array(tokens: Any) -> npt.NDArray[np.uint32]:
-    """Tokens as Core takes them. Raises RequestError for what are no token ids."""
-    try:
-        array = np.ascontiguousarray(tokens, dtype=np.uint32)
-    except (OverflowError, ValueError, TypeError) as error:
-        raise RequestError(f"tokens must be integers from 0 to 2**32 - 1: {error}") from error
-    if array.ndim != 1:
-        raise RequestError(f"tokens must be one list of integers, got {array.ndim} dimensions")
-    return array
 
 
 def _bytes(size: int | str) -> int:

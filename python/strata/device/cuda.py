@@ -1,9 +1,9 @@
 """The device tier of an NVIDIA GPU: its pool, and the Mover that carries pages between it and the host arena.
 
 What the Mover guarantees, beside what every Mover does:
-- A load waits on its stream for the latest step that was reported before it was taken, and so does a backup. Core moves
-  a page only once its last reader and its writer were reported, so that covers both, and never holds a load behind the
-  step that runs.
+- A load waits on its stream for every step, on whatever stream, that was reported before it was taken, and so does a
+  backup. Core moves a page only once its last reader and its writer were reported, so that covers both, and never holds
+  a load behind the step that runs.
 - A layer has an event of its own, and whoever computes it waits for that event on its stream: no host waits for it.
 - A transfer ends once an event behind all of it was seen complete, or the device is lost; nothing else frees its pages.
 - A device that fails takes the Mover out of service, and so does any error of the Mover's own: everything outstanding
@@ -29,6 +29,7 @@ from strata.device.host_registration import HostRegistration
 from strata.device.page_tables import PageTable, PageTables
 from strata.device.path_choice import DIRECTIONS, Direction, PathChoice
 from strata.device.path_trial import measure_paths
+from strata.device.step_fence import StepFence
 from strata.device.transfer_source import TransferSource
 from strata.errors import CapacityError
 
@@ -142,8 +143,7 @@ class CudaMover:
         self._tables = PageTables(runtime, MOST_IN_FLIGHT, edge.device_pages)
         self._lanes: dict[Direction, _Lane] = {}
         self._spare_events: list[Event] = []
-        self._step_event = Event(0)
-        self._step_lock = threading.Lock()
+        self._steps = StepFence(runtime)
         self._changed = threading.Condition()
         self._flights: dict[int, _Flight] = {}
         self._held: deque[_Taken] = deque()
@@ -167,7 +167,7 @@ class CudaMover:
         self._runtime.bind_thread()
         self._registration.pin()
         try:
-            self._step_event = self._runtime.create_event()
+            self._steps.prepare()
             for direction in DIRECTIONS:
                 # What the model waits for does not queue up behind the blocks of its own kernels.
                 self._lanes[direction] = _Lane(self._runtime.create_stream(urgent=direction == "load"))
@@ -220,14 +220,12 @@ class CudaMover:
 
     def _give_back(self) -> None:
         """Streams, events, buffers and the arena, none of which is in use. A lost device takes nothing back."""
-        with self._step_lock:
-            step_event, self._step_event = self._step_event, Event(0)
         try:
+            self._steps.close()
             for lane in self._lanes.values():
                 self._runtime.destroy_stream(lane.stream)
-            for event in [step_event, *self._spare_events]:
-                if event:
-                    self._runtime.destroy_event(event)
+            for event in self._spare_events:
+                self._runtime.destroy_event(event)
             self._tables.close()
         except DeviceError as error:
             self._runtime.clear_sticky_error()
@@ -251,14 +249,16 @@ class CudaMover:
         """A step's last kernel is on `stream`. Must come before Core hears of the step, whatever became of it. Raises
         DeviceError: then no transfer is begun any more. After `close` there is none to wait for the step."""
         try:
-            # `close`, on another thread, must not destroy the event meanwhile.
-            with self._step_lock:
-                if self._step_event:
-                    self._runtime.record(self._step_event, stream)
+            self._steps.step_done(stream)
         except DeviceError as error:
             # Without this event a later transfer would not wait for the step.
             self._take_out_of_service(f"the end of a step cannot be recorded: {error}", error.fatal)
             raise
+
+    def step_begins(self, stream: Stream) -> None:
+        """What is put on `stream` from now on comes after every step that was reported: needed where pages that one
+        stream used go to another. Raises DeviceError."""
+        self._steps.hold(stream)
 
     def wait_layer(self, transfer: int, layer: int, stream: Stream, timeout_s: float) -> bool:
         """Makes `stream` wait for a layer of a load, once the load is queued that far. False if that has not come about
@@ -373,8 +373,8 @@ class CudaMover:
         """Puts a transfer on the device, or as much of it as goes. What was queued of one that an error cuts off
         here is there all the same: `_has_ended` sees to its end."""
         try:
-            # The pages' last readers and their writer are behind this event: see the top of the file.
-            self._runtime.stream_wait_event(stream, self._step_event)
+            # The pages' last readers and their writer are behind this: see the top of the file.
+            self._steps.hold(stream)
             work.begin(flight.table, stream)
             for command in range(work.commands):
                 if self._queue.is_cancelled(flight.transfer):

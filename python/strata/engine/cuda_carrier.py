@@ -2,14 +2,18 @@
 
 What holds, beside what `CudaMover` guarantees: a layer that was waited for is there for whatever the calling thread
 puts on its current stream afterwards, and the host waits only until the load is queued; whatever was on that stream
-when `step_done` was called is waited for by every transfer that begins later.
+when `step_done` was called is waited for by every transfer that begins later, and by whatever a thread puts on a stream
+of its own after `step_begins` or `wait_layer`.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
+
+import torch
 
 from strata._core import HostArena, TransferQueue
 from strata.cache.core_options import RECORD_ALIGNMENT
@@ -19,6 +23,7 @@ from strata.device.cuda_runtime import CudaRuntime
 from strata.device.cupy_runtime import CupyRuntime
 from strata.device.edge import Edge
 from strata.device.kernels import Layout
+from strata.errors import ConfigError
 
 QUEUED_TRANSFERS = 1024
 _SLICE_S = 0.001
@@ -41,10 +46,11 @@ class Loads(Protocol):
 
 class CudaCarrier:
     """Carries pages between `pool` and an arena of its own, pinned, made with the `options` of `Runtime`. `runtime`
-    stands in for the GPU in tests. Raises ConfigError without the extra `cuda`, CapacityError, DeviceError."""
+    stands in for the GPU in tests. Raises ConfigError for a pool that is on no GPU and without the extra `cuda`,
+    CapacityError, DeviceError."""
 
     def __init__(self, pool: Pool, options: dict[str, Any], runtime: CudaRuntime | None = None) -> None:
-        self._runtime = runtime or CupyRuntime()
+        self._runtime = runtime or CupyRuntime(_device_of(pool))
         self._runtime.bind_thread()
         self.arena = HostArena(options)
         self.queue = TransferQueue(QUEUED_TRANSFERS)
@@ -69,11 +75,18 @@ class CudaCarrier:
         `timeout_s` seconds, `timeout`. Raises DeviceError."""
         self._runtime.bind_thread()
         stream = self._runtime.compute_stream()
+        self._mover.step_begins(stream)
 
         def is_ordered(load: int, limit_s: float) -> bool:
             return self._mover.wait_layer(load, layer, stream, limit_s)
 
         return settle_loads(loads, layer, timeout_s, is_ordered)
+
+    def step_begins(self) -> None:
+        """What the calling thread puts on its stream from now on comes after every step that was reported, on whatever
+        stream. Raises DeviceError."""
+        self._runtime.bind_thread()
+        self._mover.step_begins(self._runtime.compute_stream())
 
     def step_done(self) -> None:
         """What is on the calling thread's stream reads and writes pages that are about to be published or let go.
@@ -85,6 +98,17 @@ class CudaCarrier:
         """Ends the Mover. Memory that the device has not let go of is never freed."""
         if not self._mover.close():
             _NEVER_FREED.append(self)
+
+
+def _device_of(pool: Pool) -> int:
+    """The number of the GPU that the pool lies on."""
+    found = re.fullmatch(r"cuda(?::(\d+))?", pool.device)
+    if found is None:
+        raise ConfigError(
+            f"the pool lies on {pool.device}, and CudaCarrier moves pages of a GPU: give a tensor on cuda, or leave "
+            "the carrier out for a pool in RAM"
+        )
+    return torch.cuda.current_device() if found[1] is None else int(found[1])
 
 
 def edge_of(arena: HostArena, address: int, layers: int, parts: int, pages: int, piece: int) -> Edge:
