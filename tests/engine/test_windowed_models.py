@@ -26,7 +26,7 @@ ANSWER = 30
 def test_streams_under_pressure(make_engine: MakeEngine, windows: tuple[int | None, ...]) -> None:
     model = tiny_random_model(3, windows=windows, query_key_norm=None in windows)
     load = Load(5, clients=24, documents=8, document_tokens=(20, 60), answer_tokens=(1, 30), pause_s=0.3)
-    sizes = Sizes(4, device_pages(load, 4, 1.9), 60, 4 << 20)
+    sizes = Sizes(4, device_pages(load, 4, 1.9), 110, 4 << 20)
     engine = make_engine(sizes=sizes, served=tiny_served(3, model=model), batch_tokens=48)
     outcome = run_clients(engine, model, load)
     assert_clean(engine, outcome)
