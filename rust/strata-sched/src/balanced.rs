@@ -57,7 +57,7 @@ pub struct BalancedOptions {
     pub passing: bool,
     /// Whoever has waited for longer goes before any priority.
     pub max_wait: Duration,
-    /// A prompt yields to decode steps for at most twice the predicted rest of its load and this.
+    /// A prompt that loads yields to decode steps for at most twice the predicted rest of its batch's loads and this.
     pub grace: Duration,
 }
 
