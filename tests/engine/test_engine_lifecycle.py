@@ -255,10 +255,15 @@ def test_what_can_never_fit_is_refused_with_both_numbers(make_engine: MakeEngine
         GenerationRequest([1], SamplingParams(frequency_penalty=2.5)),
         GenerationRequest([1], SamplingParams(logit_bias=((97, 1.0),))),
         GenerationRequest([1], SamplingParams(logit_bias=((3, float("inf")),))),
+        GenerationRequest([1], SamplingParams(logit_bias=((3, 1.0),) * 1025)),
+        GenerationRequest([1], SamplingParams(stop=("x",) * 65)),
+        GenerationRequest([1], SamplingParams(stop=("x" * 1001,))),
+        GenerationRequest([1], SamplingParams(repetition_penalty=1e30)),
         GenerationRequest([1], SamplingParams(logprobs=21)),
         GenerationRequest([1], SamplingParams(prompt_logprobs=-1)),
         GenerationRequest([1], SamplingParams(max_tokens=3), priority=1 << 40),
         GenerationRequest([1], SamplingParams(max_tokens=3), cache_salt="\ud800"),
+        GenerationRequest([1], SamplingParams(max_tokens=3), cache_salt="x" * 2049),
     ],
 )
 def test_bad_requests_leave_no_trace(make_engine: MakeEngine, request_: GenerationRequest) -> None:

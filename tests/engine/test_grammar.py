@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from strata.engine import Engine, GenerationRequest, Grammar, SamplingParams, ServedModel
+from strata.engine import grammar as grammars
 from strata.errors import RequestError
 from strata.models import Tokenizer
 
@@ -99,6 +100,19 @@ def test_a_grammar_outlasts_preemptions(make_engine: MakeEngine, spoken: ServedM
     wait_idle(crowded)
 
 
+def test_a_grammar_is_read_once(
+    make_engine: MakeEngine, spoken: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, read = make_engine(served=spoken), []
+    compiled = grammars._as_llguidance
+    monkeypatch.setattr(grammars, "_as_llguidance", lambda grammar: read.append(grammar) or compiled(grammar))
+    due = answer(engine, Grammar("regex", "[a-c]{3}x"), temperature=1.5, seed=1)
+    assert due[1] == "stop"
+    for _ in range(3):
+        assert answer(engine, Grammar("regex", "[a-c]{3}x"), temperature=1.5, seed=1) == due
+    assert len(read) == 1
+
+
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
@@ -109,6 +123,7 @@ def test_a_grammar_outlasts_preemptions(make_engine: MakeEngine, spoken: ServedM
         (Grammar("json_schema", "[" * 5000 + "]" * 5000), "cannot be read"),
         (Grammar("regex", "("), "unclosed group"),
         (Grammar("lark", "start: nobody"), "unknown name"),
+        (Grammar("regex", "a" * 65_537), "65537 characters"),
     ],
 )
 def test_what_cannot_be_done_is_refused(

@@ -8,6 +8,7 @@ import torch
 from engine_harness import MakeEngine, Sizes, ask, read, wait_idle
 
 from strata.engine import Chunk, Engine, GenerationRequest, SamplingParams, ServedModel
+from strata.errors import RequestError
 
 PROMPT = [(5 * place + 1) % 97 for place in range(61)]
 
@@ -69,6 +70,12 @@ def test_under_pressure(make_engine: MakeEngine, served: ServedModel) -> None:
             assert not chunks[0].prompt_logprobs and chunks[0].logprobs
     assert engine.stats()["preemptions"] > 0, "nobody was preempted: the pool is too large for this test"
     wait_idle(engine)
+
+
+def test_they_are_bounded(make_engine: MakeEngine) -> None:
+    params = SamplingParams(max_tokens=1, prompt_logprobs=20)
+    with pytest.raises(RequestError, match="more than the 524288 log probabilities"):
+        make_engine().submit(GenerationRequest([1] * 25_000, params))
 
 
 def test_a_prompt_of_one_token_has_nothing_to_predict(make_engine: MakeEngine) -> None:

@@ -89,7 +89,7 @@ def test_sampling_is_that_of_the_cpu() -> None:
         SamplingParams(temperature=1.0, top_k=7, logit_bias=((3, 1.5),), min_p=0.01),
     ] * 2
     rows = [Row(each, 5, [3, 8, 3, 9, 1][:place], [8, 7]) for place, each in enumerate(params)]
-    rows[0] = Row(params[0], banned=frozenset({int(logits[0].argmax())}))
+    rows[0] = Row(params[0], banned=(int(logits[0].argmax()),))
     rows[3] = Row(params[3], allowed=np.arange(500) % 3 == 0)
     on_gpu, on_cpu = sample_rows(logits.cuda(), rows), sample_rows(logits, rows)
     assert [each.token_id for each in on_gpu] == [each.token_id for each in on_cpu]

@@ -30,7 +30,7 @@ from strata.engine.api import (
     Usage,
     WaitingReport,
 )
-from strata.errors import CapacityError, RequestError, StorageError, StrataError
+from strata.errors import CapacityError, ConfigError, RequestError, StorageError, StrataError
 
 GIB = 1 << 30
 
@@ -52,7 +52,8 @@ class FakeTokenizer:
         return [ord(character) for character in text]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return "".join(map(chr, token_ids))
+        # As real ones do, it passes over ids that are no token.
+        return "".join(chr(token) for token in token_ids if token <= 0x10FFFF)
 
     def info(self) -> dict[str, str | None]:
         return {"eos_token": "\0", "chat_template": None}
@@ -274,10 +275,14 @@ class FakeEngine:
     def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
         if tier not in TIERS:
             raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+        if size_bytes > 1 << 50:
+            raise CapacityError(f"{size_bytes} bytes for the {tier} tier: that does not fit; give less")
         self.calls.append(("resize", tier, size_bytes))
         return {"bytes": size_bytes, "timed_out": 0}
 
     def attach_disk(self, path: Path | None = None, capacity: int | None = None) -> None:
+        if path == Path("attached"):
+            raise ConfigError("a disk root is attached already; detach it first")
         self.calls.append(("attach_disk", path, capacity))
 
     def detach_disk(self, timeout_s: float = 60.0) -> bool:

@@ -276,6 +276,12 @@ class TestAllowedOrigins:
             assert answer.status_code == wanted
             assert cors_of(answer)["access-control-allow-origin"] == self.ORIGIN
 
+    def test_it_may_be_given_in_capitals(self, serve: Callable[..., RunningServer]) -> None:
+        served = serve(allowed_origins="https://Chat.Example.com")
+        answer = served.http.post("/v1/completions", json=PROMPT, headers={"Origin": self.ORIGIN})
+        assert answer.status_code == 200
+        assert cors_of(answer)["access-control-allow-origin"] == self.ORIGIN
+
     def test_others_stay_out(self, open_to_chat: RunningServer) -> None:
         headers = {"Origin": "https://evil.example", **bearer("one")}
         answer = open_to_chat.http.post("/v1/completions", json=PROMPT, headers=headers)
@@ -327,3 +333,6 @@ class TestSettings:
     def test_salts_need_keys(self) -> None:
         with pytest.raises(ConfigError, match="--salt-per-key"):
             StrataConfig.of(salt_per_key=True)
+        with pytest.raises(ConfigError, match="give --admin-api-key"):
+            StrataConfig.of(salt_per_key=True, api_key="one,two")
+        assert StrataConfig.of(salt_per_key=True, api_key="one").server.salt_per_key

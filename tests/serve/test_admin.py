@@ -133,12 +133,39 @@ def test_tiers_change_at_run_time(served: RunningServer) -> None:
 
 @pytest.mark.parametrize(
     ("body", "word"),
-    [({"tier": "host", "size": "8 gallons"}, "8 gallons"), ({"tier": "tape", "size": 4096}, "tape")],
+    [
+        ({"tier": "host", "size": "8 gallons"}, "8 gallons"),
+        ({"tier": "tape", "size": 4096}, "tape"),
+        ({"tier": "host", "size": 2**64}, "no size"),
+        ({"tier": "host", "size": -1}, "no size"),
+        ({"tier": "host", "size": "9" * 400}, "no size"),
+        ({"tier": "host", "size": 1 << 60}, "does not fit"),
+    ],
 )
 def test_resizing_to_nonsense_is_refused(served: RunningServer, body: dict[str, object], word: str) -> None:
     answer = served.http.post("/cache/resize", json=body)
     assert answer.status_code == 400
     assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"capacity": -1}, "no size"),
+        ({"capacity": 2**64}, "no size"),
+        ({"path": "a\0b"}, "names no folder"),
+        ({"path": "attached"}, "is attached already"),
+    ],
+)
+def test_attaching_nonsense_is_refused(served: RunningServer, body: dict[str, object], word: str) -> None:
+    answer = served.http.post("/cache/disk/attach", json=body)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc"])
+def test_no_page_runs_scripts_of_another_site(served: RunningServer, path: str) -> None:
+    assert served.http.get(path).status_code == 404
 
 
 def test_the_openapi_document_is_complete(served: RunningServer) -> None:

@@ -8,6 +8,7 @@ import configparser
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,10 @@ def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             yield variable["query"]["query"]
+
+
+def test_a_stop_while_the_model_loads_is_no_failure() -> None:
+    assert unit()["Service"]["SuccessExitStatus"] == str(128 + signal.SIGTERM)
 
 
 def test_the_dashboard_is_well_formed(dashboard: dict[str, Any]) -> None:

@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from fake_engine import Control
+from fake_engine import Control, FakeStream
 from running_server import RunningServer, wait_until
+
+from strata.engine.api import GenerationRequest
 
 
 def send_request(url: str, body: dict[str, object]) -> socket.socket:
@@ -76,6 +78,24 @@ def test_a_blocking_flush_leaves_the_event_loop_free(served: RunningServer) -> N
     served.engine.flush_may_end.set()
     flush.join(10)
     assert [answer.status_code for answer in answers] == [200]
+
+
+def test_a_defect_while_submitting_leaves_nothing_running(
+    served: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = served.engine.submit
+
+    def third_fails(request: GenerationRequest) -> FakeStream:
+        if len(served.engine.streams) == 2:
+            raise ZeroDivisionError
+        stream: FakeStream = submit(request)
+        return stream
+
+    monkeypatch.setattr(served.engine, "submit", third_fails)
+    served.engine.control = Control(hold=True)
+    answer = served.http.post("/v1/completions", json={"prompt": "x", "n": 3})
+    assert answer.status_code == 500
+    assert [each.aborted.is_set() for each in served.engine.streams] == [True, True]
 
 
 def test_tokenising_and_submitting_happen_in_worker_threads(served: RunningServer) -> None:

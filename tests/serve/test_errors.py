@@ -6,10 +6,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from fake_engine import Control
+from pydantic import BaseModel, ValidationError
 from running_server import RunningServer
+
+from strata.serve.chat import ChatBody
+from strata.serve.protocol import CompletionBody, DemoteBody
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -53,7 +58,35 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
             "frequency_penalty",
             "equal to 2",
         ),
-        ("/v1/completions", {"prompt": "x", "repetition_penalty": 0}, 400, "repetition_penalty", "than 0"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "repetition_penalty": 0},
+            400,
+            "repetition_penalty",
+            "equal to 0.01",
+        ),
+        ("/v1/completions", {"prompt": "x", "repetition_penalty": 101}, 400, "repetition_penalty", "to 100"),
+        ("/v1/completions", {"prompt": "x", "stop": ["x"] * 65}, 400, "stop", "at most 64"),
+        ("/v1/completions", {"prompt": "x", "stop": "x" * 1001}, 400, "stop", "more than 1000"),
+        ("/v1/completions", {"prompt": "x", "cache_salt": "x" * 1025}, 400, "cache_salt", "at most 1024"),
+        (
+            "/v1/completions",
+            {"prompt": "x", "logit_bias": dict.fromkeys(range(1025), "bad")},
+            400,
+            "logit_bias",
+            "names 1025 tokens",
+        ),
+        *(
+            ("/v1/completions", {"prompt": "x", name: int("9" * 4000)}, 400, name, "less than")
+            for name in ("max_tokens", "max_completion_tokens", "min_tokens", "top_k", "priority")
+        ),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "chat_template_kwargs": {"self": 1}},
+            400,
+            "chat_template_kwargs",
+            "self",
+        ),
         ("/v1/completions", {"prompt": "x", "min_p": 1.1}, 400, "min_p", "less than or equal to 1"),
         ("/v1/completions", {"prompt": "x", "use_beam_search": True}, 400, "use_beam_search", "send false"),
         ("/v1/completions", {"prompt": "x", "allowed_token_ids": [1]}, 400, "allowed_token_ids", "send null"),
@@ -157,6 +190,28 @@ def test_bytes_that_mean_nothing_are_no_defect(served: RunningServer, content: b
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("body", "adapter"),
+    [
+        ({"prompt": "x", "stop": [1] * 60}, CompletionBody),
+        ({"prompt": "x", "stop_token_ids": ["x"] * 99}, CompletionBody),
+        ({"prompt": ["x", *[1] * 99]}, CompletionBody),
+        ({"prompt": ["x"] * 99, "guided_choice": [1] * 99}, CompletionBody),
+        ({"prompt": [[1], *["x"] * 99]}, CompletionBody),
+        ({"prompt": "x", "structured_outputs": {"choice": [1] * 99}}, CompletionBody),
+        ({"messages": [1] * 99}, ChatBody),
+        ({"messages": [{"role": "user", "content": [1] * 99}]}, ChatBody),
+        ({"messages": [{"role": "user", "tool_calls": [1] * 99}]}, ChatBody),
+        ({"messages": [{"role": "user"}], "tools": [1] * 99}, ChatBody),
+        ({"tiers": [1] * 99}, DemoteBody),
+    ],
+)
+def test_only_the_first_of_many_faults_is_looked_at(body: dict[str, Any], adapter: type[BaseModel]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        adapter.model_validate(body)
+    assert caught.value.error_count() <= 2  # one for each form that the field may have
+
+
 def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         served.openai.completions.create(model="default", prompt="x" * 5000)
@@ -174,6 +229,10 @@ def test_a_prompt_of_megabytes_is_refused_not_cut(served: RunningServer) -> None
         answer = served.http.post("/v1/completions", json={"prompt": prompt})
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
         assert words in answer.json()["error"]["message"]
+        assert served.engine.tokenizer.encoded <= 120_000, "the whole of it was tokenised"
+    for body in ({"prompt": "x" * 3_000_000}, {"messages": [{"role": "user", "content": "x" * 3_000_000}]}):
+        served.engine.tokenizer.encoded = 0
+        assert served.http.post("/tokenize", json=body).status_code == 400
         assert served.engine.tokenizer.encoded <= 120_000, "the whole of it was tokenised"
 
 
@@ -272,6 +331,9 @@ def test_a_defect_is_a_500_without_details(served: RunningServer, monkeypatch: p
     assert answer.json()["error"]["type"] == "server_error"
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"]
+    counted = 'strata_http_requests_total{route="/v1/completions",status="500"} 1.0'
+    # The server closes the connection on which a defect came.
+    assert counted in httpx.get(served.url + "/metrics").text
 
 
 class TestKey:

@@ -59,6 +59,7 @@ def test_echo_of_the_prompt_alone(served: RunningServer) -> None:
         model="default", prompt="AB", echo=True, max_tokens=0, logprobs=0, extra_body={"n": 2}
     )
     assert [choice.text for choice in answer.choices] == ["AB", "AB"]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
     assert answer.choices[1].logprobs is not None
     assert answer.choices[1].logprobs.token_logprobs == [None, -1.0]
     assert answer.usage is not None
@@ -66,6 +67,29 @@ def test_echo_of_the_prompt_alone(served: RunningServer) -> None:
     assert served.engine.streams[0].request.sampling.max_tokens == 1
     body = {"prompt": "AB", "echo": True, "max_tokens": 0, "stream": True}
     assert joined(events_of(served.http.post("/v1/completions", json=body).text)[:-1])[0] == "AB"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_once_for_all_its_choices(served: RunningServer, stream: bool) -> None:
+    served.engine.control = Control(pieces=("!",))
+    body = {"prompt": ["Hi", "ABC"], "n": 3, "echo": True, "logprobs": 1, "max_tokens": 1, "stream": stream}
+    answer = served.http.post("/v1/completions", json=body)
+    assert [each.request.sampling.prompt_logprobs for each in served.engine.streams] == [1, None, None] * 2
+    for index in range(6):
+        if stream:
+            found, logprobs = joined(events_of(answer.text)[:-1], index)
+        else:
+            choice = answer.json()["choices"][index]
+            found, logprobs = choice["text"], choice["logprobs"]
+        text = ("Hi!", "ABC!")[index // 3]
+        assert found == text and logprobs["tokens"] == list(text)
+        assert logprobs["token_logprobs"] == [None, *[-1.0] * (len(text) - 1)]
+
+
+def test_log_probabilities_of_a_prompt_are_bounded(served: RunningServer) -> None:
+    body = {"prompt": ["x" * 4000] * 10, "echo": True, "logprobs": 20, "max_tokens": 1}
+    error = served.http.post("/v1/completions", json=body).json()["error"]
+    assert error["code"] == "too_many_logprobs" and not served.engine.streams
 
 
 def test_tokens_may_be_named_by_their_ids(served: RunningServer) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,32 @@ def test_a_server_that_serves(served: RunningServer) -> None:
     assert served.http.get("/livez").json() == {"live": True, "problems": []}
     assert served.http.get("/ready").json() == {"ready": True, "reason": None}
     assert served.http.get("/version").json() == {"version": strata.__version__}
+
+
+def test_probes_may_ask_for_the_head_alone(served: RunningServer) -> None:
+    for path in ("/livez", "/health", "/ready", "/readyz"):
+        answer = served.http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_probes_do_not_wait_behind_clients(served: RunningServer) -> None:
+    started, goes_on = threading.Semaphore(0), threading.Event()
+
+    def busy(*_: object, **__: object) -> list[int]:
+        started.release()
+        goes_on.wait(20)
+        return [1]
+
+    served.engine.tokenizer.encode = busy  # type: ignore[method-assign]
+    with ThreadPoolExecutor(8) as clients:
+        try:
+            for _ in range(8):
+                clients.submit(httpx.post, served.url + "/tokenize", json={"prompt": "x"}, timeout=20)
+            for _ in range(8):
+                assert started.acquire(timeout=10)
+            assert statuses(served.url) == {"/livez": 200, "/health": 200, "/ready": 200, "/readyz": 200}
+        finally:
+            goes_on.set()
 
 
 def test_a_dead_engine_is_neither(served: RunningServer) -> None:

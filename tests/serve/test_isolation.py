@@ -62,7 +62,7 @@ def test_salts_part_tenants_in_every_tier(start: Start) -> None:
 
 @pytest.mark.parametrize("per_key", [False, True])
 def test_keys_part_tenants_only_if_they_shall(start: Start, per_key: bool) -> None:
-    served = start(api_key="one,two", salt_per_key=per_key)
+    served = start(api_key="one,two", admin_api_key="root", salt_per_key=per_key)
     assert cached(served, "one") == 0
     assert cached(served, "one") == WHOLE
     assert cached(served, "two") == (0 if per_key else WHOLE)
@@ -73,10 +73,10 @@ def test_keys_part_tenants_only_if_they_shall(start: Start, per_key: bool) -> No
 
 
 def test_a_key_finds_its_pages_after_a_restart(start: Start) -> None:
-    first = start(api_key="one,two", salt_per_key=True)
+    first = start(api_key="one,two", admin_api_key="root", salt_per_key=True)
     assert cached(first, "one") == 0
     first.stop()
     first.engine.shutdown(1.0, 10.0)
-    second = start(api_key="two,three,one", salt_per_key=True)
+    second = start(api_key="two,three,one", admin_api_key="root", salt_per_key=True)
     assert cached(second, "two") == 0
     assert cached(second, "one") == WHOLE

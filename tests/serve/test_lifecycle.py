@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,9 @@ from running_server import wait_until
 from server_process import HERE, PACKAGE, Run
 
 from strata.cli.main import main as strata_command
+from strata.config import ServerOptions
+from strata.serve import lifecycle
+from strata.serve.binding import bind, listen, url_of
 
 
 def test_banner_requests_and_exit(run: Run, tmp_path: Path) -> None:
@@ -220,3 +224,25 @@ def test_the_strata_command_alone(
     assert strata_command(arguments) == code
     written = capsys.readouterr()
     assert words in (written.err if code else written.out)
+
+
+def test_an_event_loop_that_is_stuck_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "_STUCK_S", 0.5)
+    goes_on, options = threading.Event(), ServerOptions(port=0)
+
+    async def blocks(scope: Any, receive: Any, send: Any) -> None:
+        goes_on.wait(20)
+
+    with bind(options) as bound:
+        listen(bound, options)
+        http = lifecycle.HttpThread(options, bound)
+        http.start()
+        assert http.moves
+        http._gate.open(blocks)
+        asking = threading.Thread(target=httpx.get, args=(url_of(bound),), daemon=True)
+        asking.start()
+        wait_until(lambda: not http.moves)
+        goes_on.set()
+        wait_until(lambda: http.moves)
+        http.stop(5.0)
+        asking.join(10)

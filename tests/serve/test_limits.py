@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -89,16 +89,75 @@ class TestBody:
     ) -> None:
         monkeypatch.setattr("strata.serve.limits._BODIES_HELD", 2)
         served = serve(max_body_bytes=SMALL)
-        served.engine.control = Control(hold=True)
         body = {"prompt": "x" * (SMALL - 500), "stream": True}
         with ExitStack() as stack:
             for _ in range(2):
-                stack.enter_context(served.http.stream("POST", "/v1/completions", json=body))
+                client = stack.enter_context(closing(connect(served)))
+                client.sendall(POST + b"Content-Length: %d\r\n\r\n" % SMALL + b" " * (SMALL - 1))
+            wait_until(lambda: served.http.post("/v1/completions", json=body).status_code == 503)
             answer = served.http.post("/v1/completions", json=body)
             assert answer.status_code == 503 and answer.json()["error"]["code"] == "bodies_full"
             assert int(answer.headers["retry-after"]) >= 1
-        served.engine.control = Control()
         wait_until(lambda: served.http.post("/v1/completions", json=body).status_code == 200)
+
+    def test_a_body_counts_only_while_it_is_read(
+        self, serve: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strata.serve.limits._BODIES_HELD", 1)
+        served = serve(max_body_bytes=SMALL)
+        served.engine.control = Control(hold=True)
+        body = {"prompt": "x" * (SMALL - 500), "stream": True}
+        with ExitStack() as stack:
+            for _ in range(3):
+                answer = stack.enter_context(served.http.stream("POST", "/v1/completions", json=body))
+                assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /" + b"x" * 100_000,
+        POST + b"X-Big: " + b"x" * 100_000,
+        POST + b"X-Many: x\r\n" * 10_000,
+    ],
+)
+def test_a_head_is_bounded(served: RunningServer, begun: bytes) -> None:
+    with closing(connect(served)) as client:
+        with suppress(OSError):  # it is cut while it sends
+            client.sendall(begun)
+        received = all_of(client)
+    assert received.startswith(b"HTTP/1.1 431 Request Header Fields Too Large")
+
+
+def test_so_is_one_behind_another_request(served: RunningServer) -> None:
+    with closing(connect(served)) as client, pytest.raises(OSError):
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /")
+        for _ in range(10_000):
+            client.sendall(b"x" * 1000)
+
+
+def test_whoever_asks_for_another_protocol_does_not_fill_the_log(
+    served: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket"}
+    assert served.http.get("/livez", headers=headers).status_code == 200
+    assert "upgrade" not in caplog.text.lower()
+
+
+def test_trailers_are_bounded(served: RunningServer) -> None:
+    with closing(connect(served)) as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n")
+        with pytest.raises(OSError):
+            for _ in range(10_000):
+                client.sendall(b"X-Trailer: " + b"x" * 1000 + b"\r\n")
+
+
+def test_a_body_that_nobody_reads_is_no_head(served: RunningServer) -> None:
+    for _ in range(2):
+        answer = served.http.post(
+            "/no", content=b"x" * 1_000_000, headers={"Content-Type": "application/json"}
+        )
+        assert answer.status_code == 404
 
 
 def test_more_prompts_than_can_ever_wait_are_refused_for_good(serve: Callable[..., RunningServer]) -> None:
@@ -113,6 +172,7 @@ def test_more_prompts_than_can_ever_wait_are_refused_for_good(serve: Callable[..
     assert answer.json()["error"]["code"] == "too_many_choices"
     assert "--max-waiting" in answer.json()["error"]["message"]
     assert len(served.engine.streams) == 5
+    assert served.engine.tokenizer.encoded == 5, "prompts were tokenised before they were counted"
 
 
 class TestConcurrency:
@@ -188,6 +248,32 @@ class TestSlowClients:
                 return False
 
             wait_until(cut)
+
+    def test_headers_earn_no_time(
+        self, serve: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strata.serve.connections._LEAST_BYTES_PER_S", 1)
+        served = serve(client_timeout_s=0.3)
+        with closing(connect(served)) as client:
+            client.sendall(POST + b"X-Slow: " + b"x" * 1000)
+            assert all_of(client).startswith(b"HTTP/1.1 408")
+
+    def test_a_body_earns_no_more_than_so_much_time(
+        self, serve: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strata.serve.connections._LEAST_BYTES_PER_S", 1)
+        served = serve(client_timeout_s=0.2)
+        with closing(connect(served)) as client:
+            client.sendall(POST + b"Content-Length: 5000\r\n\r\n" + b"x" * 1000)
+            assert all_of(client).startswith(b"HTTP/1.1 408")
+
+    def test_no_answer_is_written_into_another(self, hasty: RunningServer) -> None:
+        hasty.engine.control = Control(pieces=("a",) * 4, delay_s=0.25)
+        body = b'{"prompt": "x", "stream": true}'
+        first = POST + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        with closing(connect(hasty)) as client:
+            client.sendall(first + POST + b"Content-Length: 100\r\n\r\n{")
+            assert b"408 Request" not in all_of(client)
 
     def test_an_idle_connection_is_kept(self, hasty: RunningServer) -> None:
         with closing(connect(hasty)) as client:

@@ -20,7 +20,7 @@ ENGINE = FakeEngine(CONFIG)
 SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(ENGINE, CONFIG))
 OPERATIONS: list[Any] = [found.ok() for found in SCHEMA.get_all_operations()]
 WITH_BODY = [operation for operation in OPERATIONS if operation.body]
-QUICK, LONG = 15, 1500
+QUICK, LONG = 40, 1500
 
 
 def by_label(operations: list[Any]) -> Any:

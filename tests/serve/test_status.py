@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+from fake_engine import FakeEngine
 from running_server import RunningServer, wait_until
 
+from strata.config import StrataConfig
 from strata.engine.api import Progress, TokenSources
+from strata.errors import StrataError
+from strata.serve.app import create_app
+from strata.serve.status import status_of
 
 
 def status(served: RunningServer) -> dict[str, Any]:
@@ -81,6 +88,25 @@ def test_prompt_excerpts_can_be_turned_off(serve: Callable[..., RunningServer]) 
     text = served.http.get("/status").text
     assert "secret" not in text and "mine" not in text
     assert json.loads(text)["requests"][0]["divergence"]["token"] == 18
+
+
+def test_so_can_the_sentences_of_errors(serve: Callable[..., RunningServer]) -> None:
+    for excerpts, shown in ((True, "the fake disk is gone"), (False, "error")):
+        served = serve(prompt_excerpts=excerpts)
+        served.engine.control.fail_after = 1
+        assert served.http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+        assert status(served)["requests"][0]["finish_reason"].startswith(shown)
+
+
+def test_a_server_that_is_asked_to_stop_is_not_ready() -> None:
+    config = StrataConfig.of(disk_capacity=0)
+    service = create_app(FakeEngine(config), config).state.service
+    assert status_of(service).ready
+    service.leaving.set()
+    assert not status_of(service).ready
+    service.close()
+    with pytest.raises(StrataError, match="the server has stopped"):
+        asyncio.run(service.call(status_of, service))
 
 
 def test_two_salts_are_never_compared(serve: Callable[..., RunningServer]) -> None:

@@ -57,6 +57,16 @@ def test_the_engines_numbers(serve: Callable[..., RunningServer]) -> None:
     assert {name: samples.get(name) for name in expected} == expected
 
 
+def test_what_was_cut_short_is_in_no_histogram(serve: Callable[..., RunningServer]) -> None:
+    served = serve(served_model_name="org/tiny")
+    served.engine.control.finish_reason = "abort"
+    assert served.http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+    assert samples_of(served)["time_to_first_token_seconds_count"] == 0
+    text = served.http.get("/metrics").text
+    assert "strata_time_to_first_token_seconds_count 0.0" in text
+    assert 'strata_requests_finished_total{reason="abort"} 1.0' in text
+
+
 def test_the_requests_numbers(serve: Callable[..., RunningServer]) -> None:
     served = serve(served_model_name="org/tiny")
     served.http.post("/v1/completions", json={"prompt": "12345678"}).raise_for_status()

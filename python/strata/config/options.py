@@ -324,7 +324,7 @@ class ServerOptions:
         metadata=texts("other web pages that may ask, such as https://chat.example.com; * allows any"),
     )
     max_body_bytes: int = field(
-        default=16 << 20, metadata=size("largest body of a request; a larger one is refused", 1024)
+        default=4 << 20, metadata=size("largest body of a request; a larger one is refused", 1024)
     )
     max_connections: int = field(
         default=2048, metadata=count("most connections; requests on others are refused", 1, 1 << 16)
@@ -390,6 +390,12 @@ class ServerOptions:
         if self.salt_per_key and not self.api_key:
             raise ConfigError(
                 "--salt-per-key parts the keys of --api-key, and there is none; give at least one"
+            )
+        if self.salt_per_key and len(self.api_key) > 1 and not self.admin_api_key:
+            raise ConfigError(
+                "--salt-per-key parts several keys of --api-key, but without --admin-api-key each may read words of "
+                "the others' prompts under /status and flush their pages; give --admin-api-key KEY (better in the "
+                "variable STRATA_ADMIN_API_KEY)"
             )
         for origin in self.allowed_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):

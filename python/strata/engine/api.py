@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -37,6 +38,22 @@ for one before it; the batch has its tokens; as many run as may; running streams
 
 MOST_LOGPROBS = 20
 """Alternatives that a request may ask for with each token."""
+
+MOST_STOPS = 64
+LONGEST_STOP = 1000
+"""How many stop texts a request may have, and their characters: they are looked for after each token."""
+
+MOST_BIASES = 1024
+"""Tokens whose logits a request may change."""
+
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0
+"""What a repetition penalty may be: beyond, logits run over."""
+
+LONGEST_SALT = 2048
+"""Characters of a `cache_salt`."""
+
+MOST_PROMPT_LOGPROBS = 1 << 19
+"""Log probabilities that a prompt's tokens and their alternatives may have together."""
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -81,6 +98,12 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop: bool = False
     grammar: Grammar | None = None
+
+    @cached_property
+    def bias_arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """`logit_bias` as token ids and values, made once for all tokens of the answer."""
+        ids = np.array([token for token, _ in self.logit_bias], np.int64)
+        return ids, np.array([value for _, value in self.logit_bias], np.float64)
 
 
 @dataclass(frozen=True)

@@ -137,11 +137,13 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
-        prompt = checked_prompt(request, self._served.model.config.vocab_size, self.max_context)
+        vocabulary = self._served.model.config.vocab_size
+        prompt = checked_prompt(request, vocabulary, self.max_context)
         self._check_alive()
         sampling = request.sampling
         eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()
-        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
+        ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
+        stops = frozenset(token for token in ends if 0 <= token < vocabulary)
         skipping = sampling.skip_special_tokens
         detokenizer = self.tokenizer.detokenizer(skipping) if self.tokenizer else _TokenTextless()
         number = next(self._numbers)

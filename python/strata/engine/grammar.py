@@ -7,7 +7,7 @@ A grammar's state is the tokens of its answer and nothing else, so it outlasts a
 from __future__ import annotations
 
 import threading
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 import llguidance
@@ -27,6 +27,14 @@ _JSON_STYLE: JsonCompileOptions = {
     "key_separator": ": ",
 }
 _SHOWN = 300
+_LIMITS = llguidance.LLParserLimits(
+    max_grammar_size=100_000, max_lexer_states=20_000, step_lexer_fuel=30_000, step_max_items=20_000
+)
+"""Every mask is made between two steps of all requests: a few milliseconds at most, and 40 MB of states."""
+_LONGEST = 64 << 10
+"""Characters of a grammar."""
+_KEPT = 8
+"""Grammars that are kept as they were read: choices of one prompt have the same, and so have many clients' requests."""
 
 
 class GrammarTokenizer(Protocol):
@@ -69,21 +77,29 @@ class Grammars:
         self._source = tokenizer
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
+        self._read_once = lru_cache(_KEPT)(self._read)
 
     def start(self, grammar: Grammar) -> GrammarState:
         """The beginning of an answer. Takes milliseconds, the first one up to a second; raises RequestError for what is
-        no grammar, or has parts that cannot be kept."""
+        no grammar, is too long, or has parts that cannot be kept."""
+        if len(grammar.source) > _LONGEST:
+            raise RequestError(
+                f"the {grammar.kind} has {len(grammar.source)} characters, and at most {_LONGEST} are read; shorten it"
+            )
+        return GrammarState(self._read_once(grammar).deep_copy(), self._vocabulary)
+
+    def _read(self, grammar: Grammar) -> llguidance.LLMatcher:
         with self._lock:
             tokenizer = self._tokenizer
         try:
             text = _as_llguidance(grammar)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"the {grammar.kind} cannot be read: {error}") from error
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0)
+        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             why = _first_line(matcher.get_error())
             raise RequestError(f"the {grammar.kind} cannot be kept to: {why}")
-        return GrammarState(matcher, self._vocabulary)
+        return matcher
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:

@@ -21,15 +21,15 @@ class Row:
     """What the next token of one request depends on, beside its logits.
 
     `prompt_tokens` are the distinct ids of the prompt (needed for a repetition penalty alone), `output` the
-    tokens of the answer so far: how many they are is the position of the draw. `banned` tokens are never chosen, ids
-    outside the vocabulary among them are ignored. `allowed` is a grammar's mask, bool [vocab]; it outweighs bans.
+    tokens of the answer so far: how many they are is the position of the draw. `banned` tokens are never chosen.
+    `allowed` is a grammar's mask, bool [vocab]; it outweighs bans.
     """
 
     params: SamplingParams
     seed: int = 0
     output: Sequence[int] = ()
     prompt_tokens: Sequence[int] | npt.NDArray[np.int64] = ()
-    banned: frozenset[int] = frozenset()
+    banned: Sequence[int] | npt.NDArray[np.int64] = ()
     allowed: npt.NDArray[np.bool_] | None = None
 
     @property
@@ -37,7 +37,7 @@ class Row:
         """Whether `apply_rules` has anything to do."""
         params = self.params
         return (
-            bool(self.banned)
+            len(self.banned) > 0
             or self.allowed is not None
             or bool(params.logit_bias)
             or (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
@@ -50,13 +50,12 @@ def apply_rules(logits: torch.Tensor, row: Row) -> None:
     params = row.params
     if row.allowed is not None:
         _forbid(logits, np.flatnonzero(~row.allowed))
-    elif row.banned:
-        _forbid(logits, [token for token in row.banned if 0 <= token < len(logits)])
+    else:
+        _forbid(logits, row.banned)
     if params.logit_bias:
-        ids, values = zip(*params.logit_bias, strict=True)
-        logits.index_add_(
-            0, _index(ids, logits), torch.tensor(values, dtype=logits.dtype, device=logits.device)
-        )
+        ids, values = params.bias_arrays
+        added = torch.as_tensor(values, dtype=logits.dtype, device=logits.device)
+        logits.index_add_(0, _index(ids, logits), added)
     if params.repetition_penalty != 1.0:
         seen = _index(
             np.union1d(np.asarray(row.prompt_tokens, np.int64), np.asarray(row.output, np.int64)), logits

@@ -49,10 +49,14 @@ class Sequence:
     def _distinct_prompt(self) -> npt.NDArray[np.int64]:
         return np.unique(np.asarray(self.request.prompt_token_ids, np.int64))
 
+    @cached_property
+    def _ends(self) -> npt.NDArray[np.int64]:
+        return np.array(sorted(self.stop_token_ids), np.int64)
+
     def row(self) -> Row:
         """What the next token depends on. No end before `min_tokens`."""
         params = self.request.sampling
-        banned = self.stop_token_ids if self.generated < params.min_tokens else frozenset()
+        banned = self._ends if self.generated < params.min_tokens else ()
         prompt = self._distinct_prompt if params.repetition_penalty != 1.0 else ()
         allowed = self.grammar.allowed() if self.grammar else None
         return Row(params, self.seed, self.output, prompt, banned, allowed)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
-from strata.engine.api import MOST_LOGPROBS, GenerationRequest, SamplingParams
+from strata.engine.api import (
+    LEAST_REPETITION,
+    LONGEST_SALT,
+    LONGEST_STOP,
+    MOST_BIASES,
+    MOST_LOGPROBS,
+    MOST_PROMPT_LOGPROBS,
+    MOST_REPETITION,
+    MOST_STOPS,
+    GenerationRequest,
+    SamplingParams,
+)
 from strata.errors import RequestError
 
 _HIGHEST_PRIORITY = 2**31 - 1
@@ -31,9 +40,20 @@ def checked_prompt(request: GenerationRequest, vocabulary: int, max_context: int
             f"priority must be a whole number from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}, "
             f"got {request.priority!r}"
         )
+    if len(request.cache_salt) > LONGEST_SALT:
+        raise RequestError(
+            f"cache_salt has {len(request.cache_salt)} characters, more than {LONGEST_SALT}: send a shorter one, such "
+            "as a hash of it"
+        )
     if any("\ud800" <= character <= "\udfff" for character in request.cache_salt):
         raise RequestError("cache_salt holds half a surrogate pair: it must be valid Unicode text")
     check_sampling(sampling, vocabulary)
+    scores = 0 if sampling.prompt_logprobs is None else len(prompt) * (1 + sampling.prompt_logprobs)
+    if scores > MOST_PROMPT_LOGPROBS:
+        raise RequestError(
+            f"prompt_logprobs {sampling.prompt_logprobs} of {len(prompt)} tokens are more than the "
+            f"{MOST_PROMPT_LOGPROBS} log probabilities that one prompt may have: lower it, or shorten the prompt"
+        )
     if len(prompt) + sampling.max_tokens > max_context + 1:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
@@ -48,6 +68,10 @@ def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
         raise RequestError(f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}")
     if not all(isinstance(stop, str) for stop in sampling.stop):
         raise RequestError(f"stop must be a list of texts, got {sampling.stop!r}")
+    if len(sampling.stop) > MOST_STOPS or max(map(len, sampling.stop), default=0) > LONGEST_STOP:
+        raise RequestError(
+            f"stop may hold {MOST_STOPS} texts of {LONGEST_STOP} characters; give fewer or shorter ones"
+        )
     if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
         raise RequestError(
             "temperature and top_k must be at least 0 and top_p between 0 and 1, "
@@ -55,14 +79,19 @@ def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
         )
     if not 0 <= sampling.min_p <= 1:
         raise RequestError(f"min_p must be between 0 and 1, got {sampling.min_p}")
-    if not (sampling.repetition_penalty > 0 and math.isfinite(sampling.repetition_penalty)):
+    if not LEAST_REPETITION <= sampling.repetition_penalty <= MOST_REPETITION:
         raise RequestError(
-            f"repetition_penalty must be more than 0 (1 changes nothing), got {sampling.repetition_penalty}"
+            f"repetition_penalty must be between {LEAST_REPETITION} and {MOST_REPETITION:g} (1 changes nothing), got "
+            f"{sampling.repetition_penalty}"
         )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
         if not abs(value) <= _MOST_PENALTY:
             raise RequestError(f"{name} must be between -{_MOST_PENALTY} and {_MOST_PENALTY}, got {value}")
+    if len(sampling.logit_bias) > MOST_BIASES:
+        raise RequestError(
+            f"logit_bias names {len(sampling.logit_bias)} tokens; at most {MOST_BIASES} can be given"
+        )
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocabulary:
             raise RequestError(f"logit_bias names token {token}, outside the vocabulary of {vocabulary}")

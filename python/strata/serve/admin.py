@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ from starlette.responses import Response
 from strata import __version__
 from strata.config import parse_size
 from strata.engine.api import TIERS, TierReport, WaitingReport
+from strata.errors import CapacityError
 from strata.serve.errors import ApiError
 from strata.serve.protocol import AttachBody, DemoteBody, ResizeBody
 from strata.serve.service import Service
 
 _MOVES_IN = {"device": ("load",), "host": ("backup", "prefetch"), "disk": ("spill",)}
 _COSTS = ("prefill", "decode", "load", "backup", "spill", "prefetch")
+_TOO_LARGE = 2**63
+"""Bytes that no tier has."""
+_SHOWN = 60
 _MOVES_OUT = {"device": ("backup",), "host": ("load", "spill"), "disk": ("prefetch",)}
 
 
@@ -104,9 +109,10 @@ def admin_router(service: Service) -> APIRouter:
         return model_card()
 
     @router.get("/health")
+    @router.head("/health", include_in_schema=False)
     async def health() -> Response:
         """200 while requests can be answered, 503 after that, with sentences for the operator."""
-        state = await service.call(engine.health)
+        state = await service.probe(engine.health)
         body = {
             "status": "ok" if state.ok else "dead",
             "ready": state.ready and not service.leaving.is_set(),
@@ -115,16 +121,19 @@ def admin_router(service: Service) -> APIRouter:
         return JSONResponse(body, 200 if state.ok else 503)
 
     @router.get("/livez")
+    @router.head("/livez", include_in_schema=False)
     async def livez() -> Response:
         """200 unless nothing but a restart helps: what a supervisor asks before it kills."""
-        state = await service.call(engine.health)
+        state = await service.probe(engine.health)
         return JSONResponse({"live": state.ok, "problems": list(state.problems)}, 200 if state.ok else 503)
 
     @router.get("/ready")
+    @router.head("/ready", include_in_schema=False)
     @router.get("/readyz", include_in_schema=False)
+    @router.head("/readyz", include_in_schema=False)
     async def ready() -> Response:
         """200 while new requests are welcome: what a load balancer asks before it sends one."""
-        state = await service.call(service.readiness)
+        state = await service.probe(service.readiness)
         return JSONResponse(asdict(state), 200 if state.ready else 503)
 
     @router.get("/version")
@@ -169,12 +178,16 @@ def admin_router(service: Service) -> APIRouter:
         """Gives a tier another size while requests run."""
         size = _size("size", body.size)
         async with service.admin_lock:
-            return await service.call(engine.resize, body.tier, size)
+            try:
+                return await service.call(engine.resize, body.tier, size)
+            except CapacityError as error:
+                # It will not fit later either.
+                raise ApiError(400, str(error), "too_large", "size") from error
 
     @router.post("/cache/disk/attach")
     async def attach(body: AttachBody) -> dict[str, Any]:
         """Opens a disk root while requests run."""
-        path = Path(body.path) if body.path else None
+        path = _path(body.path) if body.path else None
         capacity = None if body.capacity is None else _size("capacity", body.capacity)
         async with service.admin_lock:
             await service.call(engine.attach_disk, path, capacity)
@@ -189,11 +202,23 @@ def admin_router(service: Service) -> APIRouter:
     return router
 
 
-def _size(field: str, value: int | str) -> int:
-    if isinstance(value, int):
-        return value
+def _path(text: str) -> Path:
     try:
-        return parse_size(value)
-    except ValueError as error:
-        message = f"{field} {value!r} is no size: send bytes, or text such as 8GiB"
-        raise ApiError(400, message, "invalid_value", field) from error
+        named = b"\0" not in os.fsencode(text)
+    except UnicodeError:
+        named = False
+    if not named:
+        raise ApiError(400, f"path {text[:_SHOWN]!r} names no folder; send another", "invalid_value", "path")
+    return Path(text)
+
+
+def _size(field: str, value: int | str) -> int:
+    try:
+        size = value if isinstance(value, int) else parse_size(value)
+    except (ValueError, OverflowError):
+        size = -1
+    if not 0 <= size < _TOO_LARGE:
+        shown = repr(value)[:_SHOWN]
+        message = f"{field} {shown} is no size: send bytes, or text such as 8GiB"
+        raise ApiError(400, message, "invalid_value", field)
+    return size

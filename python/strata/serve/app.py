@@ -26,7 +26,8 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     """An app that serves `engine`. The caller owns the engine and shuts it down after the app has stopped."""
     service = Service(engine, config, ServerMetrics(engine, config))
     service.metrics.watch_readiness(lambda: service.readiness().ready)
-    app = FastAPI(title="Strata", version=__version__)
+    # The pages that FastAPI has for a browser run scripts of another site on this origin.
+    app = FastAPI(title="Strata", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(completions_router(service))
     app.include_router(chat_router(service))
@@ -41,7 +42,8 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     if config.server.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=config.server.allowed_origins,
+            # As browsers spell them.
+            allow_origins=[origin.lower() for origin in config.server.allowed_origins],
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             expose_headers=("Retry-After", "X-Request-Id"),

@@ -27,7 +27,7 @@ class Access(Enum):
 
 
 _ANYONE = frozenset({"/", "/favicon.ico", "/health", "/livez", "/ready", "/readyz"})
-_ANYONE_BELOW = ("/health/", "/page/")
+_ANYONE_BELOW = ("/page/",)
 _USER = frozenset(
     {
         "/metrics",
@@ -36,8 +36,6 @@ _USER = frozenset(
         "/tokenizer_info",
         "/version",
         "/openapi.json",
-        "/docs",
-        "/redoc",
     }
 )
 _USER_BELOW = ("/v1/",)

@@ -32,6 +32,8 @@ class CompletionDialect:
         self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
         self._columns: dict[int, LogprobColumns] = {}
         """Of the choices that have begun."""
+        self._shown: dict[int, str] = {}
+        """Prompts, by their place in the body."""
 
     def frame(self) -> dict[str, Any]:
         """What every object of this answer has beside its choices."""
@@ -48,16 +50,17 @@ class CompletionDialect:
 
     def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
         """One streamed piece, once there is something to show."""
+        begins = answer.index not in self._columns
         text = self._echo(answer)
         columns = self._columns[answer.index]
-        if chunk.prompt_logprobs:
-            columns.add(answer.prompt, chunk.prompt_logprobs)
+        if begins and answer.prompt_logprobs:
+            columns.add(answer.prompt, answer.prompt_logprobs)
         if not answer.silent:
             text += chunk.text
             columns.add([entry.token_id for entry in chunk.logprobs], chunk.logprobs)
         if not text and not chunk.finish_reason:
             return None
-        return self._choice(answer.index, text, chunk.finish_reason)
+        return self._choice(answer.index, text, answer.finish_reason)
 
     def _echo(self, answer: Answer) -> str:
         """What a choice shows before its answer; once."""
@@ -66,11 +69,13 @@ class CompletionDialect:
         self._columns[answer.index] = LogprobColumns(self._text_of)
         if not self._body.echo:
             return ""
-        prompt = self._body.prompts()[answer.index // self._body.choices()]
-        if isinstance(prompt, str):
-            return prompt
-        text: str = self._tokenizer.decode(prompt, skip_special_tokens=False)
-        return text
+        number = answer.index // self._body.choices()
+        if number not in self._shown:
+            prompt: Any = self._body.prompts()[number]
+            if not isinstance(prompt, str):
+                prompt = self._tokenizer.decode(prompt, skip_special_tokens=False)
+            self._shown[number] = prompt
+        return self._shown[number]
 
     def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
         logprobs = self._columns[index].take()

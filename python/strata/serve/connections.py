@@ -1,7 +1,7 @@
 """One client cannot keep the server from the others: there are only so many connections, and each has only so long to
 send a request, or to read what waits for it.
 
-uvicorn has no such bounds of its own; these are put around its protocol, whichever parser that uses.
+uvicorn has no such bounds of its own; these are put around its protocol.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import resource
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from http import HTTPStatus
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from strata.config import ServerOptions
 from strata.serve.errors import ApiError
@@ -26,17 +27,16 @@ _log = logging.getLogger("strata.serve")
 _KEEP_ALIVE_S = 65
 _LEAST_BYTES_PER_S = 16 << 10
 """A body that arrives faster than this may take longer than `--client-timeout-s`."""
+_LONGEST_CREDIT = 2
+"""How many times `--client-timeout-s` a body may earn that way at most."""
+_MOST_HEAD_BYTES = 64 << 10
+"""Bytes of one request that may come without any of its body among them: its line and headers, or trailers."""
 _OWN_FILES = 512
 """Files that the server opens beside its connections."""
 _CUT_FACTOR = 2
 """Connections beyond this many times the limit are cut without an answer."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)
-
-if TYPE_CHECKING:
-    from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
-else:
-    _Protocol = AutoHTTPProtocol
 
 
 def http_config(app: ASGIApp, options: ServerOptions, graceful_s: int) -> uvicorn.Config:
@@ -58,7 +58,7 @@ def http_config(app: ASGIApp, options: ServerOptions, graceful_s: int) -> uvicor
     )
 
 
-class BoundedConnection(_Protocol):
+class BoundedConnection(HttpToolsProtocol):
     """A connection whose client must keep up."""
 
     limits: ServerOptions
@@ -69,6 +69,9 @@ class BoundedConnection(_Protocol):
         self._reading: asyncio.TimerHandle | None = None
         self._since = 0.0
         self._received = 0
+        """Bytes of a body since then: what else is sent earns no time."""
+        self._head = 0
+        """Bytes since the last head was complete or the last piece of a body came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,13 +84,25 @@ class BoundedConnection(_Protocol):
         self._await_client()
 
     def data_received(self, data: bytes) -> None:
+        self._head += len(data)
         super().data_received(data)
+        if self._head > _MOST_HEAD_BYTES:
+            self._refuse_head()
+            return
         if not self._owes():
             _cancel(self._sending)
             self._sending = None
         elif self._sending is None:
             self._await_client()
-        self._received += len(data)
+
+    def on_headers_complete(self) -> None:
+        self._head = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head = 0
+        self._received += len(body)
+        super().on_body(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._sending)
@@ -112,13 +127,25 @@ class BoundedConnection(_Protocol):
 
     def _drop_sender(self) -> None:
         waited = time.monotonic() - self._since
-        earned = self._received / _LEAST_BYTES_PER_S
+        most = _LONGEST_CREDIT * self.limits.client_timeout_s
+        earned = min(self._received / _LEAST_BYTES_PER_S, most)
         if earned > waited:
             self._sending = self.loop.call_later(self.limits.client_timeout_s, self._drop_sender)
             return
-        if self.cycle is None or not self.cycle.response_started:
+        # A request that came behind another one cannot be answered in the middle of that one's answer.
+        if self.cycle is None or not (self.cycle.response_started or self.pipeline):
             self.transport.write(_too_slow(waited))
         _log.debug("a client took %.1f s and had not sent its request: cut", waited)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """uvicorn's own would fill the log at anybody's wish; the request is answered as if it asked for none."""
+        _log.debug("a client asked for another protocol")
+
+    def _refuse_head(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_TOO_LONG)
+        _log.debug("a client sent more than %d bytes of headers: cut", _MOST_HEAD_BYTES)
         self.transport.close()
 
     def _drop_reader(self) -> None:
@@ -160,16 +187,28 @@ async def _too_many_connections(scope: Scope, receive: Receive, send: Send) -> N
 
 def _too_slow(seconds: float) -> bytes:
     """The answer of a connection whose request is not there to be answered."""
-    error = ApiError(
-        408,
-        f"the request was not complete after {seconds:.0f} s, and --client-timeout-s is over; send it again",
-        "request_timeout",
+    sentence = (
+        f"the request was not complete after {seconds:.0f} s, and --client-timeout-s is over; send it again"
     )
+    return _last_answer(ApiError(408, sentence, "request_timeout"))
+
+
+def _last_answer(error: ApiError) -> bytes:
     body = bytes(error.response().body)
     head = (
-        f"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
-    return head.encode() + b"connection: close\r\n\r\n" + body
+    return head.encode() + body
+
+
+_TOO_LONG = _last_answer(
+    ApiError(
+        431,
+        f"the request's line and headers have more than {_MOST_HEAD_BYTES >> 10} KiB; send less",
+        "headers_too_large",
+    )
+)
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from strata.errors import CapacityError, RequestError, StrataError
+from strata.errors import CapacityError, ConfigError, RequestError, StrataError
 from strata.serve.request_id import HEADER, current_request_id
 
 _log = logging.getLogger("strata.serve")
@@ -51,7 +51,8 @@ class ApiError(Exception):
 
 def api_error_of(error: StrataError) -> ApiError:
     """How an error of the engine looks to the client."""
-    if isinstance(error, RequestError):
+    # What is set while the server runs is set by a request.
+    if isinstance(error, RequestError | ConfigError):
         return ApiError(400, str(error))
     if isinstance(error, CapacityError):
         return ApiError(429, str(error), "queue_full")

@@ -18,7 +18,15 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from strata.engine.api import Chunk, GenerationRequest, RequestStream, TokenLogprob, Usage
+from strata.engine.api import (
+    MOST_PROMPT_LOGPROBS,
+    Chunk,
+    GenerationRequest,
+    RequestStream,
+    SamplingParams,
+    TokenLogprob,
+    Usage,
+)
 from strata.errors import StrataError
 from strata.serve import request_log
 from strata.serve.auth import salt_of
@@ -32,29 +40,38 @@ from strata.serve.usage import tokens_so_far, usage_body
 _CLIENT_LEFT_STATUS = 499  # nobody reads it; it is what logs and metrics call such a request
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """One choice: its prompt, its stream, and what was read of it. `silent` ones show their prompt alone."""
 
     index: int
-    prompt: list[int]
+    prompt: Sequence[int]
     stream: RequestStream
-    first_of_prompt: bool
+    first: Answer | None = None
+    """The first choice of the same prompt, if this is another one: it has the prompt's log probabilities for all."""
     silent: bool = False
+    scored: bool = False
+    """Whether its stream brings the prompt's log probabilities."""
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    own_prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
 
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+        """Of the prompt's tokens, if they were asked for and have come."""
+        return (self.first or self).own_prompt_logprobs
+
     def add(self, chunk: Chunk) -> None:
         """Takes the next chunk in."""
-        self.prompt_logprobs = chunk.prompt_logprobs or self.prompt_logprobs
+        self.own_prompt_logprobs = chunk.prompt_logprobs or self.own_prompt_logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
         self.usage = chunk.usage or self.usage
         if self.silent:
-            # The engine had to make one token, which nobody asked for.
+            # The engine had to make one token, which nobody asked for, whatever that token says.
+            self.finish_reason = self.finish_reason and "length"
             self.usage = self.usage and replace(self.usage, completion_tokens=0)
             return
         self.text.append(chunk.text)
@@ -102,8 +119,8 @@ async def respond(
         _end(service, streams)
     if not stayed:
         return Response(status_code=_CLIENT_LEFT_STATUS)
-    if any(answer.prompt_logprobs for answer in answers):
-        # For a long prompt this is work of its own, and the event loop must go on for all others.
+    if body.is_large():
+        # This is work of its own, and the event loop must go on for all others.
         return await service.call(_whole, dialect, answers)
     return _whole(dialect, answers)
 
@@ -120,16 +137,23 @@ def _submit(
     service.check_model(body.model)
     body.refuse_unsupported()
     service.check_alive()
-    requests = [_request(service, body, ids, default_max_tokens) for ids in tokenize()]
-    _check_choices(service, len(requests) * body.choices())
-    choices = [(request, number) for request in requests for number in range(body.choices())]
+    # Before anything is done for any of them.
+    _check_choices(service, body.prompt_count() * body.choices())
+    sampling = body.sampling()
+    prompts = tokenize()
+    _check_prompt_logprobs(sampling, sum(map(len, prompts)))
+    requests = [_request(service, body, sampling, ids, default_max_tokens) for ids in prompts]
+    silent = body.token_limit() == 0
     answers: list[Answer] = []
     try:
-        for request, number in choices:
-            stream = service.observer.submit(_with_own_seed(request, number))
-            prompt = list(request.prompt_token_ids)
-            answers.append(Answer(len(answers), prompt, stream, number == 0, body.token_limit() == 0))
-    except StrataError:
+        for request in requests:
+            first = None
+            for number in range(body.choices()):
+                stream = service.observer.submit(_choice(request, number))
+                scored = first is None and sampling.prompt_logprobs is not None
+                answers.append(Answer(len(answers), request.prompt_token_ids, stream, first, silent, scored))
+                first = first or answers[-1]
+    except BaseException:
         _abort([answer.stream for answer in answers])
         raise
     return answers
@@ -148,16 +172,36 @@ def _check_choices(service: Service, choices: int) -> None:
         )
 
 
-def _with_own_seed(request: GenerationRequest, number: int) -> GenerationRequest:
-    """With a seed, several choices for one prompt would all be the same one."""
-    seed = request.sampling.seed
-    if seed is None or number == 0:
+def _check_prompt_logprobs(sampling: SamplingParams, tokens: int) -> None:
+    """Raises ApiError 400 for more than a body's prompts may have together."""
+    if (
+        sampling.prompt_logprobs is not None
+        and tokens * (1 + sampling.prompt_logprobs) > MOST_PROMPT_LOGPROBS
+    ):
+        raise ApiError(
+            400,
+            f"echo with logprobs asks for {1 + sampling.prompt_logprobs} log probabilities of each of {tokens} prompt "
+            f"tokens, and at most {MOST_PROMPT_LOGPROBS} are given in one answer; send less, or lower logprobs",
+            "too_many_logprobs",
+            "logprobs",
+        )
+
+
+def _choice(request: GenerationRequest, number: int) -> GenerationRequest:
+    """A prompt's choices differ, with a seed too; its log probabilities are computed for the first alone."""
+    if number == 0:
         return request
-    return replace(request, sampling=replace(request.sampling, seed=seed + number))
+    sampling = request.sampling
+    seed = None if sampling.seed is None else sampling.seed + number
+    return replace(request, sampling=replace(sampling, seed=seed, prompt_logprobs=None))
 
 
 def _request(
-    service: Service, body: GenerationBody, ids: list[int], default_max_tokens: int | None
+    service: Service,
+    body: GenerationBody,
+    sampling: SamplingParams,
+    ids: list[int],
+    default_max_tokens: int | None,
 ) -> GenerationRequest:
     """Raises ApiError 400 for a prompt that is empty or does not fit: nothing is ever cut."""
     context = service.engine.max_context
@@ -183,8 +227,12 @@ def _request(
             "context_length_exceeded",
             "max_tokens",
         )
+    if sampling.min_tokens > limit:
+        message = f"min_tokens {sampling.min_tokens} is more than max_tokens {limit}; lower it"
+        raise ApiError(400, message, "invalid_value", "min_tokens")
     keep = body.cache_write is not False
-    return GenerationRequest(ids, body.sampling(limit), body.cache_salt or "", body.priority or 0, keep)
+    sampling = replace(sampling, max_tokens=limit)
+    return GenerationRequest(ids, sampling, body.cache_salt or "", body.priority or 0, keep)
 
 
 async def _collect(service: Service, answers: Sequence[Answer]) -> None:
@@ -199,16 +247,21 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """The events of a streamed answer. An error after the start can only be an event itself."""
     extra: dict[str, Any] = {"usage": None} if body.wants_usage_chunk else {}
+    beginning = set(answers) if body.is_large() else set()
     try:
         async with aclosing(_pieces(service, answers)) as pieces:
             async for answer, chunk in pieces:
                 answer.add(chunk)
-                choice = dialect.piece(answer, chunk)
-                if choice is None:
-                    continue
                 if body.wants_running_usage:
                     extra = {"usage": tokens_so_far(len(answer.prompt), len(answer.token_ids))}
-                yield event({**dialect.frame(), "choices": [choice], **extra})
+                if answer in beginning:
+                    # A prompt that is shown may be long, and the event loop must go on for all others.
+                    beginning.remove(answer)
+                    piece = await service.call(_piece, dialect, answer, chunk, extra)
+                else:
+                    piece = _piece(dialect, answer, chunk, extra)
+                if piece is not None:
+                    yield piece
         if body.wants_usage_chunk:
             yield event({**dialect.frame(), "choices": [], "usage": usage_of(answers)})
     except StrataError as error:
@@ -216,6 +269,11 @@ async def _events(
     except ApiError as error:
         yield event(error.body())
     yield DONE
+
+
+def _piece(dialect: Dialect, answer: Answer, chunk: Chunk, extra: dict[str, Any]) -> bytes | None:
+    choice = dialect.piece(answer, chunk)
+    return None if choice is None else event({**dialect.frame(), "choices": [choice], **extra})
 
 
 async def _pieces(service: Service, answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Chunk], None]:
@@ -251,18 +309,30 @@ async def _one(answer: Answer) -> AsyncGenerator[tuple[Answer, Chunk], None]:
 
 
 async def _several(answers: Sequence[Answer]) -> AsyncGenerator[tuple[Answer, Chunk], None]:
-    """The chunks of several streams, each as soon as it is there."""
+    """The chunks of several streams, each as soon as it is there; but where a prompt's log probabilities are shown,
+    its other choices begin after the one that has them."""
     iterators = [answer.stream.__aiter__() for answer in answers]
-    waiting = {asyncio.ensure_future(_next(iterator)): index for index, iterator in enumerate(iterators)}
+    waiting: dict[asyncio.Future[Chunk], int] = {}
+
+    def await_next(index: int) -> None:
+        waiting[asyncio.ensure_future(_next(iterators[index]))] = index
+
+    held = {answer.index: answer.first for answer in answers if answer.first and answer.first.scored}
     try:
+        for answer in answers:
+            if answer.index not in held:
+                await_next(answer.index)
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=waiting.__getitem__):
                 index = waiting.pop(task)
                 chunk = task.result()
                 if chunk.finish_reason is None:
-                    waiting[asyncio.ensure_future(_next(iterators[index]))] = index
+                    await_next(index)
                 yield answers[index], chunk
+                for other in [other for other, first in held.items() if first is answers[index]]:
+                    del held[other]
+                    await_next(other)
     finally:
         for task in waiting:
             task.cancel()
@@ -300,6 +370,6 @@ def _abort(streams: Sequence[RequestStream]) -> None:
 def usage_of(answers: Sequence[Answer]) -> dict[str, Any]:
     """`usage` of a whole answer: each prompt counts once, however many choices it has."""
     return usage_body(
-        [answer.usage for answer in answers if answer.usage is not None and answer.first_of_prompt],
+        [answer.usage for answer in answers if answer.usage is not None and answer.first is None],
         [answer.usage for answer in answers if answer.usage is not None],
     )

@@ -46,6 +46,8 @@ _ABORT_S = 2.0
 """The part of it in which aborted requests may end and tell their clients."""
 _TICK_S = 0.1
 _START_TIMEOUT_S = 30.0
+_STUCK_S = 10.0
+"""An event loop that has not gone on for so long does not live."""
 
 
 def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
@@ -75,7 +77,7 @@ def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
             supervisor = Supervisor()
             supervisor.ready(f"serving {engine.model_name} on {url}")
             while not signals.requested and http.alive:
-                supervisor.alive(lambda: engine.health().ok)
+                supervisor.alive(lambda: engine.health().ok and http.moves)
                 time.sleep(_TICK_S)
             supervisor.stopping("finishing running requests")
         except BaseException:
@@ -118,7 +120,7 @@ class HttpThread:
         self._gate = Gate()
         self._service: Service | None = None
         self._bound = bound
-        self._server = uvicorn.Server(
+        self._server = _TickingServer(
             http_config(self._gate, options, math.ceil(options.drain_timeout_s + _ABORT_S / 2))
         )
         logging.getLogger("uvicorn.error").addFilter(_is_no_cancellation)
@@ -129,6 +131,11 @@ class HttpThread:
     def alive(self) -> bool:
         """Whether requests are answered."""
         return self._thread.is_alive()
+
+    @property
+    def moves(self) -> bool:
+        """Whether the event loop goes on: one that is stuck answers nobody, probes neither."""
+        return time.monotonic() - self._server.ticked < _STUCK_S
 
     def start(self) -> None:
         """Returns once the address answers. Raises StrataError if that does not come about."""
@@ -172,6 +179,16 @@ class HttpThread:
 
     def _run(self) -> None:
         self._server.run(sockets=[self._bound])
+
+
+class _TickingServer(uvicorn.Server):
+    """uvicorn calls `on_tick` ten times a second."""
+
+    ticked = 0.0
+
+    async def on_tick(self, counter: int) -> bool:
+        self.ticked = time.monotonic()
+        return await super().on_tick(counter)
 
 
 class StopSignals:

@@ -17,7 +17,7 @@ from strata.serve.auth import KEY_ID, Access, access_of
 from strata.serve.errors import ApiError
 
 _BODIES_HELD = 64
-"""Bodies of the largest size that all requests together may hold."""
+"""Bodies of the largest size that may be read at once."""
 _DISCARDED = 4
 """How many times the largest body is read and thrown away before the connection is cut: a client that has sent its body
 reads the answer, one that is cut off while sending does not."""
@@ -64,19 +64,23 @@ class Limits:
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Reads the body, then lets the request go on."""
+        giving: Receive | None = receive
         length = announced_length(scope)
-        if length == 0:
-            await self._app(scope, receive, send)
-            return
+        if length != 0:
+            giving = await self._take_in(length, receive, send)
+        if giving is not None:
+            await self._app(scope, giving, send)
+
+    async def _take_in(self, length: int | None, receive: Receive, send: Send) -> Receive | None:
+        """What gives the whole body to the app, which lets go of it long before its answer ends: only while it is read
+        does it count. None if the client left or was refused."""
         body = bytearray()
         try:
-            try:
-                whole = await self._read(length, receive, body)
-            except ApiError as error:
-                await _refuse(error, receive, send, _DISCARDED * self._most_bytes)
-                return
-            if whole:
-                await self._app(scope, _replay(bytes(body), receive), send)
+            whole = await self._read(length, receive, body)
+            return _replay(bytes(body), receive) if whole else None
+        except ApiError as error:
+            await _refuse(error, receive, send, _DISCARDED * self._most_bytes)
+            return None
         finally:
             self._held_bytes -= len(body)
 
@@ -105,8 +109,7 @@ class Limits:
         if self._held_bytes + more > _BODIES_HELD * self._most_bytes:
             raise ApiError(
                 503,
-                f"the requests that are being answered hold {format_size(self._held_bytes)} of bodies; send this one "
-                "again later",
+                f"{format_size(self._held_bytes)} of other requests' bodies are being read; send this one again later",
                 "bodies_full",
             )
 

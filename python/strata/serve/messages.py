@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from strata.serve.errors import ApiError
 
-_RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+_RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})
+"""What a template is given under these names is not for the client to say."""
 
 
 class ContentPart(BaseModel):
@@ -51,9 +52,9 @@ class ChatMessage(BaseModel):
     """One message of a chat."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: list[MessageToolCall] | None = Field(None, fail_fast=True)
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -78,8 +79,8 @@ class ChatMessage(BaseModel):
 class Conversation(BaseModel):
     """What a chat's prompt is made of."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
+    tools: list[dict[str, Any]] | None = Field(None, fail_fast=True)
     tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -93,7 +94,7 @@ class Conversation(BaseModel):
         variables: dict[str, Any] = dict(self.chat_template_kwargs or {})
         reserved = _RESERVED & variables.keys()
         if reserved:
-            message = f"chat_template_kwargs names {min(reserved)}, which has a field of its own; use that"
+            message = f"chat_template_kwargs names {min(reserved)}, which cannot be set there; leave it out"
             raise ApiError(400, message, "invalid_value", "chat_template_kwargs")
         if self.tool_choice not in (None, "none", "auto"):
             message = "tool_choice must be 'auto' or 'none': a model cannot be made to call a tool here"

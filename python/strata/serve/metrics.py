@@ -70,9 +70,11 @@ class ServerMetrics:
         )
 
     def observe(self, usage: Usage, reason: str) -> None:
-        """Counts one finished request."""
-        self._requests.observe(usage, reason)
+        """Counts one finished request. What was cut short says nothing about times and lengths."""
         self.finished.labels(reason).inc()
+        if reason == "abort":
+            return
+        self._requests.observe(usage, reason)
         self.ttft_seconds.observe(usage.ttft_s)
         self.ttft_by_source.labels(main_source(usage)).observe(usage.ttft_s)
         self.saved_seconds.inc(max(0.0, usage.saved_s))
@@ -113,6 +115,10 @@ class HttpMetrics:
 
         try:
             await self._app(scope, receive, watched_send)
+        except Exception:
+            # Answered outside of every middleware.
+            status = "500" if status == "none" else status
+            raise
         finally:
             # An unmatched path is not a label: anyone could make any number of them.
             route = getattr(scope.get("route"), "path", "other")

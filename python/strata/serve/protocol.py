@@ -12,7 +12,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from strata.engine.api import MOST_LOGPROBS, SamplingParams
+from strata.engine.api import (
+    LEAST_REPETITION,
+    LONGEST_SALT,
+    LONGEST_STOP,
+    MOST_BIASES,
+    MOST_LOGPROBS,
+    MOST_REPETITION,
+    MOST_STOPS,
+    SamplingParams,
+)
 from strata.serve.errors import ApiError
 from strata.serve.response_format import FormatFields
 
@@ -40,11 +49,15 @@ _NEUTRAL: dict[str, tuple[str, ...]] = {
 is refused: an answer that silently disregards it would be wrong."""
 
 _MOST_CHOICES = 128
-_HIGHEST_TOKEN = 2**31
+_TOO_LARGE = 2**31
+"""Above every token id, length and priority: a number that does not end would be work of its own."""
+_LONGEST_SALT = LONGEST_SALT // 2
+"""The name of its key may come before it."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=_HIGHEST_TOKEN)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=_HIGHEST_TOKEN, strict=True)]], Field(fail_fast=True)]
+TokenId = Annotated[int, Field(ge=0, lt=_TOO_LARGE)]
+WholeNumber = Annotated[int, Field(gt=-_TOO_LARGE, lt=_TOO_LARGE)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=_TOO_LARGE, strict=True)]], Field(fail_fast=True)]
 
 
 def _prompt_kind(prompt: Any) -> str:
@@ -61,7 +74,7 @@ Prompt = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Annotated[list[str], Field(fail_fast=True)], Tag("texts")]
     | Annotated[TokenIds, Tag("ids")]
-    | Annotated[list[TokenIds], Tag("id_lists")],
+    | Annotated[Annotated[list[TokenIds], Field(fail_fast=True)], Tag("id_lists")],
     Discriminator(_prompt_kind),
 ]
 
@@ -69,6 +82,26 @@ Prompt = Annotated[
 def _false_is_none(value: Any) -> Any:
     """Some clients send the chats' spelling of no log probabilities."""
     return None if value is False else value
+
+
+def _few_biases(value: Any) -> Any:
+    """Looks at the number before the entries: each bad one would be an error of its own."""
+    if isinstance(value, dict) and len(value) > MOST_BIASES:
+        raise ValueError(f"names {len(value)} tokens; at most {MOST_BIASES} can be given")
+    return value
+
+
+def _few_stops(value: Any) -> Any:
+    """Both forms of `stop` have the same bounds, so that one sentence says what is wrong."""
+    stops = value if isinstance(value, list) else [value]
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"holds {len(stops)} texts; at most {MOST_STOPS} can be given")
+    if any(isinstance(stop, str) and len(stop) > LONGEST_STOP for stop in stops):
+        raise ValueError(f"holds a text of more than {LONGEST_STOP} characters; give shorter ones")
+    return value
+
+
+LogitBias = Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)]
 
 
 class StreamOptions(BaseModel):
@@ -86,31 +119,33 @@ class GenerationBody(FormatFields):
     """The field that errors about the prompt's length name."""
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=0, lt=_TOO_LARGE)
+    max_completion_tokens: int | None = Field(None, ge=0, lt=_TOO_LARGE)
     n: int | None = Field(None, ge=1, le=_MOST_CHOICES)
     best_of: int | None = Field(None, ge=1, le=_MOST_CHOICES)
     temperature: Finite | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, lt=_TOO_LARGE)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: Finite | None = Field(None, gt=0)
+    repetition_penalty: float | None = Field(None, ge=LEAST_REPETITION, le=MOST_REPETITION)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: Annotated[str | Annotated[list[str], Field(fail_fast=True)], BeforeValidator(_few_stops)] | None = (
+        None
+    )
+    stop_token_ids: list[WholeNumber] | None = Field(None, fail_fast=True)
     ignore_eos: bool | None = None
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0, lt=_TOO_LARGE)
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
+    cache_salt: str | None = Field(None, max_length=_LONGEST_SALT)
+    priority: WholeNumber | None = None
     cache_write: bool | None = None
 
     @property
@@ -138,14 +173,24 @@ class GenerationBody(FormatFields):
         if self.token_limit() == 0 and not self.may_be_silent():
             message = "max_tokens is 0: ask for at least one token, or set echo to get the prompt back"
             raise ApiError(400, message, "invalid_value", "max_tokens")
+        # What is left means nothing, and may be large.
+        (self.model_extra or {}).clear()
 
     def choices(self) -> int:
         """Answers to each prompt."""
         return self.n or 1
 
+    def prompt_count(self) -> int:
+        """Prompts in this body."""
+        return 1
+
     def may_be_silent(self) -> bool:
         """Whether an answer without any token makes sense."""
         return False
+
+    def is_large(self) -> bool:
+        """Whether an answer may hold much beside its text."""
+        return self.may_be_silent() or self.logprob_counts() != (None, None)
 
     def token_limit(self) -> int | None:
         """The number of new tokens that the client asked for, if it did: the newer of the two names counts."""
@@ -155,8 +200,8 @@ class GenerationBody(FormatFields):
         """How many alternatives each token of the answer and of the prompt come with; None for no log probability."""
         return None, None
 
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """The engine's parameters. Raises ApiError 400."""
+    def sampling(self) -> SamplingParams:
+        """The engine's parameters for every prompt, but for `max_tokens`. Raises ApiError 400."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stops:
             raise ApiError(
@@ -165,12 +210,8 @@ class GenerationBody(FormatFields):
                 "invalid_value",
                 "stop",
             )
-        if self.min_tokens and self.min_tokens > max_tokens:
-            message = f"min_tokens {self.min_tokens} is more than max_tokens {max_tokens}; lower it"
-            raise ApiError(400, message, "invalid_value", "min_tokens")
         logprobs, prompt_logprobs = self.logprob_counts()
         return SamplingParams(
-            max_tokens=max_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=max(0, self.top_k or 0),  # clients spell "all tokens" as -1 or 0
@@ -198,6 +239,10 @@ class CompletionBody(GenerationBody):
     prompt: Prompt
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_false_is_none)] | None = None
+
+    def prompt_count(self) -> int:
+        """One or several."""
+        return len(self.prompts())
 
     def may_be_silent(self) -> bool:
         """The prompt alone may be the answer."""
@@ -232,4 +277,4 @@ class AttachBody(BaseModel):
 class DemoteBody(BaseModel):
     """The body of `POST /cache/demote`: the tiers to empty downward."""
 
-    tiers: list[str] = Field(min_length=1)
+    tiers: list[str] = Field(min_length=1, fail_fast=True)

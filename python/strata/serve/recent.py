@@ -65,7 +65,7 @@ class Entry:
     saved_s: float = 0.0
     generated: int = 0
     finish_reason: str | None = None
-    """`stop`, `length`, `abort`, or the sentence of an error."""
+    """`stop`, `length`, `abort`, or the sentence of an error; `error` where nothing of a prompt may be shown."""
     sources: TokenSources | None = None
 
 
@@ -81,6 +81,7 @@ class Recent:
         """Between two chunks with tokens of one stream."""
         self.saved_s = 0.0
         self._earlier = EarlierPrompts(excerpts)
+        self._excerpts = excerpts
         self._last: deque[Entry] = deque(maxlen=SHOWN)
         self._running: dict[int, Watched] = {}
 
@@ -119,6 +120,10 @@ class Recent:
         entry.total_s, entry.finish_reason = time.monotonic() - entry.began, reason
         entry.sources = entry.sources or watched.progress().sources
 
+    def failed(self, watched: Watched, error: StrataError) -> None:
+        """A request ended with an error, whose sentence may quote what the client sent."""
+        self.ended(watched, str(error) if self._excerpts else "error")
+
 
 class Watched:
     """A `RequestStream` that tells `Recent` what comes through it."""
@@ -138,7 +143,7 @@ class Watched:
                 self._take(chunk)
                 yield chunk
         except StrataError as error:
-            self._recent.ended(self, str(error))
+            self._recent.failed(self, error)
             raise
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
@@ -150,7 +155,7 @@ class Watched:
                 self._take(chunk)
                 yield chunk
         except StrataError as error:
-            self._recent.ended(self, str(error))
+            self._recent.failed(self, error)
             raise
 
     def abort(self) -> None:

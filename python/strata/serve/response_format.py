@@ -46,7 +46,7 @@ class StructuredOutputs(BaseModel):
 
     json_schema: Schema | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     json_object: bool | None = None
     grammar: str | None = None
     structural_tag: str | None = None
@@ -59,7 +59,7 @@ class FormatFields(BaseModel):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
 
     def grammar(self) -> Grammar | None:
         """What the answer must fit. Raises ApiError 400 for more than one form, or one that is not supported."""

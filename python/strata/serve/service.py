@@ -13,6 +13,7 @@ from typing import ParamSpec, TypeVar
 
 from strata.config import StrataConfig
 from strata.engine.api import EngineProtocol, RequestStream
+from strata.errors import StrataError
 from strata.serve.errors import ApiError
 from strata.serve.metrics import ServerMetrics
 from strata.serve.observer import Observer
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL_NAME = "default"
 _WORKERS = 8
+_PROBE_WORKERS = 2
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Service:
     workers: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(_WORKERS, thread_name_prefix="strata-http")
     )
+    probe_workers: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(_PROBE_WORKERS, thread_name_prefix="strata-probe")
+    )
+    """For those who ask whether the server lives: they must not wait behind what clients make it do."""
     admin_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by one flush or demote at a time, so that these cannot take all the workers."""
     streams: set[RequestStream] = field(default_factory=set)
@@ -63,9 +69,18 @@ class Service:
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function that may block in a worker thread: the event loop must go on for all other
         clients."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self.workers, partial(function, *args, **kwargs)
-        )
+        return await self._run(self.workers, partial(function, *args, **kwargs))
+
+    async def probe(self, function: Callable[[], T]) -> T:
+        """As `call`, for probes."""
+        return await self._run(self.probe_workers, function)
+
+    async def _run(self, workers: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        try:
+            result = asyncio.get_running_loop().run_in_executor(workers, function)
+        except RuntimeError as error:  # the workers take nothing more
+            raise StrataError("the server has stopped; send the request again later") from error
+        return await result
 
     def check_model(self, name: str | None) -> None:
         """Raises ApiError 404 unless `name` is the served model, `default` or left out."""
@@ -103,4 +118,5 @@ class Service:
 
     def close(self) -> None:
         """Gives the worker threads up without waiting for them."""
-        self.workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self.workers, self.probe_workers):
+            workers.shutdown(wait=False, cancel_futures=True)

@@ -211,7 +211,7 @@ def status_of(service: Service) -> Status:
         context_tokens=engine.max_context,
         page_tokens=service.config.cache.page_size,
         ok=health.ok,
-        ready=health.ready,
+        ready=service.readiness().ready,
         problems=list(health.problems),
         notes=start_notes(engine, service.config),
         running_count=int(stats.get("running", 0)),

@@ -6,8 +6,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Discriminator, Tag
+from starlette.responses import Response
 
+from strata.engine.api import EngineProtocol
+from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
 from strata.serve.protocol import TokenIds
 from strata.serve.service import Service
@@ -21,9 +25,9 @@ class TokenizeText(BaseModel):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def token_ids(self, tokenizer: Any) -> list[int]:
-        """Blocks; to be called in a worker thread."""
-        return list(tokenizer.encode(self.prompt, add_special_tokens=self.add_special_tokens is not False))
+    def token_ids(self, engine: EngineProtocol) -> list[int]:
+        """Blocks; to be called in a worker thread. Raises ApiError 400 for a text far beyond the context."""
+        return encode_within_context(engine, self.prompt, "prompt", self.add_special_tokens is not False)
 
 
 class TokenizeChat(Conversation):
@@ -33,10 +37,10 @@ class TokenizeChat(Conversation):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def token_ids(self, tokenizer: Any) -> list[int]:
+    def token_ids(self, engine: EngineProtocol) -> list[int]:
         """Blocks; to be called in a worker thread. Raises ApiError 400 or RequestError."""
-        text = self.prompt(tokenizer)
-        return list(tokenizer.encode(text, add_special_tokens=bool(self.add_special_tokens)))
+        text = self.prompt(engine.tokenizer)
+        return encode_within_context(engine, text, "messages", bool(self.add_special_tokens))
 
 
 def _kind(body: Any) -> str:
@@ -60,25 +64,31 @@ def tokens_router(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or a chat, and how many there are."""
         service.check_model(body.model)
         tokenizer = service.engine.tokenizer
 
-        def answer() -> dict[str, Any]:
-            ids = body.token_ids(tokenizer)
+        def answer() -> Response:
+            ids = body.token_ids(service.engine)
             texts = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
             length = service.engine.max_context
-            return {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts}
+            found = {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts}
+            return JSONResponse(found)
 
         return await service.call(answer)
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+    async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special tokens included."""
         service.check_model(body.model)
-        text = await service.call(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return {"prompt": text}
+
+        def answer() -> Response:
+            return JSONResponse(
+                {"prompt": service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+            )
+
+        return await service.call(answer)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, str | None]:
