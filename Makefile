@@ -82,6 +82,12 @@ lint: setup
 	@$(BIN)/python -m mypy.stubtest strata._core --mypy-config-file pyproject.toml
 	$(call step,8/8,all clean)
 
+## docs: build the guides and the API reference as a site, site/index.html
+.PHONY: docs
+docs: setup
+	@$(MAKE) -s $(STAMPS)/dependencies-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 ## cubins: build the GPU kernels for sm_80, sm_90 and sm_100; needs no GPU
 .PHONY: cubins
 cubins: setup
@@ -162,7 +168,7 @@ missing-extension:
 .PHONY: clean
 clean:
 	@cargo clean --quiet
-	@rm -rf $(EXTENSION) $(STAMPS)/extension python/strata/device/cubins dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf $(EXTENSION) $(STAMPS)/extension python/strata/device/cubins dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find python tests benches tools -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 ## distclean: clean, and remove the environment too

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-START_S = 180.0
+from default_server import default_server
 
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where it serves. Ends with SIGTERM and must exit 0: no client may leave anything behind."""
-    root = tmp_path_factory.mktemp("clients")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = root / "server.log"
-    process = _start(port, root, log)
-    address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + START_S
-    while not _answers(address):
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-    yield address
-    process.send_signal(signal.SIGTERM)
-    try:
-        assert process.wait(60) == 0, log.read_text()
-    finally:
-        process.kill()
+    """Where it serves."""
+    with default_server(tmp_path_factory.mktemp("clients")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -43,17 +22,3 @@ def http(url: str) -> Iterator[httpx.Client]:
     """A plain HTTP client of that server."""
     with httpx.Client(base_url=url, timeout=120) as client:
         yield client
-
-
-def _start(port: int, root: Path, log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "strata.serve", "--port", str(port), "--disk-path", str(root / "kv")]
-    command += ["--device-memory", "512MiB", "--host-memory", "256MiB"]
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-
-
-def _answers(address: str) -> bool:
-    try:
-        return httpx.get(f"{address}/ready", timeout=5).status_code == 200
-    except httpx.TransportError:
-        return False
