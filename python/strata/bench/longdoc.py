@@ -219,7 +219,8 @@ class LongDoc:
             raise StorageError(
                 f"{meant} of {self._shape.tokens} prompt tokens were to be {source}, but they were: device "
                 f"{found.device}, host {found.host}, disk {found.disk}, computed {found.computed}; the "
-                "engine's log says why, and --host-memory, --disk-capacity and --prefetch-timeout-s govern it"
+                "engine's log says why; --host-memory and --disk-capacity govern it, and --load-policy always with "
+                "--prefetch-policy wait where computing is quicker than loading"
             )
         return answer
 
