@@ -169,7 +169,8 @@ def test_loads_that_fail_amid_others(
     load = Load(5, clients=32, documents=12, document_tokens=(30, 90), turns=2, pause_s=0.3)
     engine = make_engine(
         sizes=Sizes(4, int(load.longest * 2.5) // 4, 400, 4 << 20),
-        copy_bandwidth=4_000_000,
+        copy_bandwidth=1_000_000,
+        policy="fcfs",  # others hide loads behind decode steps
         load_policy="always",
         outstanding_plans=outstanding_plans,
     )
