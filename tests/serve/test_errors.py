@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from fake_engine import Control
@@ -94,6 +93,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
         ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs"),
         ("/v1/chat/completions", {**CHAT, "functions": [{}]}, 400, "functions", "send []"),
         ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice", "'auto' or 'none'"),
+        ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools", 'a tool is {"type": "function"'),
+        ("/tokenize", {**CHAT, "tools": [{"function": {"name": 1}}]}, 400, "tools", "a tool is"),
         (
             "/v1/chat/completions",
             {**CHAT, "chat_template_kwargs": {"tools": []}},
@@ -332,8 +333,9 @@ def test_a_defect_is_a_500_without_details(served: RunningServer, monkeypatch: p
     assert "secret" not in answer.text
     assert answer.headers["x-request-id"]
     counted = 'strata_http_requests_total{route="/v1/completions",status="500"} 1.0'
-    # The server closes the connection on which a defect came.
-    assert counted in httpx.get(served.url + "/metrics").text
+    # The server closes the connection on which a defect came, and says so.
+    assert answer.headers["connection"] == "close"
+    assert counted in served.http.get("/metrics").text
 
 
 class TestKey:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import logging
-from itertools import groupby
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,6 +19,8 @@ from strata.serve.request_id import HEADER, current_request_id
 
 _log = logging.getLogger("strata.serve")
 _RETRY_AFTER_S = "1"
+FORM = "form:"
+"""How tags of a body's forms begin: what an error is in is a field, whatever form the body has."""
 
 
 class ApiError(Exception):
@@ -86,8 +87,7 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
         return ApiError(
             400, f"the body is not valid JSON: {first['ctx']['error']}", "invalid_json"
         ).response()
-    # A body that may have one of two forms names the form before the field, by the field that decides it.
-    where = [part for part, _ in groupby(str(part) for part in first["loc"] if part != "body")]
+    where = [str(part) for part in first["loc"] if part != "body" and not str(part).startswith(FORM)]
     if not where:
         return ApiError(
             400, "the body must be a JSON object, sent with `Content-Type: application/json`"
@@ -111,4 +111,6 @@ async def _on_defect(request: Request, error: Exception) -> JSONResponse:
     response = ApiError(500, sentence).response()
     # Starlette answers this one outside of every middleware.
     response.headers[HEADER] = request_id
+    # The server cuts the connection after it: a client that kept it would lose its next request.
+    response.headers["Connection"] = "close"
     return response

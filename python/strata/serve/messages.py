@@ -6,12 +6,23 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from strata.serve.errors import ApiError
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "self"})
 """What a template is given under these names is not for the client to say."""
+
+
+def _with_a_name(tool: dict[str, Any]) -> dict[str, Any]:
+    """Templates write tools out as the client's own JSON, so that nothing but what they read is looked at."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError('a tool is {"type": "function", "function": {"name": "...", ...}}')
+    return tool
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_with_a_name)]
 
 
 class ContentPart(BaseModel):
@@ -80,7 +91,7 @@ class Conversation(BaseModel):
     """What a chat's prompt is made of."""
 
     messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
-    tools: list[dict[str, Any]] | None = Field(None, fail_fast=True)
+    tools: list[Tool] | None = Field(None, fail_fast=True)
     tool_choice: str | dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

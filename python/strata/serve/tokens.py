@@ -11,10 +11,13 @@ from pydantic import BaseModel, Discriminator, Tag
 from starlette.responses import Response
 
 from strata.engine.api import EngineProtocol
+from strata.serve.errors import FORM
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
 from strata.serve.protocol import TokenIds
 from strata.serve.service import Service
+
+_TEXT, _CHAT = f"{FORM}text", f"{FORM}chat"
 
 
 class TokenizeText(BaseModel):
@@ -44,11 +47,11 @@ class TokenizeChat(Conversation):
 
 
 def _kind(body: Any) -> str:
-    return "messages" if isinstance(body, dict) and "messages" in body else "prompt"
+    return _CHAT if isinstance(body, dict) and "messages" in body else _TEXT
 
 
 TokenizeBody = Annotated[
-    Annotated[TokenizeText, Tag("prompt")] | Annotated[TokenizeChat, Tag("messages")], Discriminator(_kind)
+    Annotated[TokenizeText, Tag(_TEXT)] | Annotated[TokenizeChat, Tag(_CHAT)], Discriminator(_kind)
 ]
 
 
