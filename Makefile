@@ -7,6 +7,7 @@ TORCH_INDEX_URL ?=
 EXTRAS ?=
 MODEL ?= default
 ARGS ?=
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -61,7 +62,7 @@ test:
 	$(call step,5/6,Rust concurrency models (loom))
 	@$(MAKE) loom
 	$(call step,6/6,Python tests)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 ## lint: formats, warnings, types, layers and stubs of the whole tree
 .PHONY: lint
@@ -185,4 +186,5 @@ help:
 	@echo '  TORCH_INDEX_URL=URL   the package index of torch; the selector on pytorch.org shows that of the CPU build'
 	@echo '  EXTRAS=cuda           extras of pyproject.toml to install too'
 	@echo '  MODEL=default         what `make serve` loads: `default`, a Hugging Face folder or a .gguf file'
+	@echo '  TEST_PROCESSES=2      Python tests side by side, by files; 0: in one process'
 	@echo '  VENV=.venv            the virtual environment to make or to use'

@@ -104,7 +104,7 @@ def check_all_tiers(real: ServedModel, root: Path, prompts: list[list[int]]) -> 
 
 
 def test_three_prompts(real: ServedModel, loaded: LoadedModel, tmp_path: Path) -> None:
-    check_all_tiers(real, tmp_path / "kv", prompts_of(loaded, [1000, 1041, 3000]))
+    check_all_tiers(real, tmp_path / "kv", prompts_of(loaded, [1000, 1041, 1600]))
 
 
 @pytest.mark.soak

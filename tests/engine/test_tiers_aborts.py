@@ -67,10 +67,12 @@ def abort_in_random_states(engine: Engine, generator: random.Random, aborts: int
     return states
 
 
+@pytest.mark.parametrize("aborts", [200, pytest.param(1000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("host", [200, 0], ids=["three tiers", "staging"])
 @pytest.mark.parametrize("prefetch", ["wait", "best_effort"])
-def test_a_thousand_aborts(make_engine: MakeEngine, served: ServedModel, host: int, prefetch: str) -> None:
-    aborts = 1000 if prefetch == "wait" and host else 300
+def test_many_aborts(
+    make_engine: MakeEngine, served: ServedModel, host: int, prefetch: str, aborts: int
+) -> None:
     engine = make_engine(
         # Room for all documents and one request: nothing has to be evicted for good.
         sizes=Sizes(PAGE, 130, host, 4 << 20),

@@ -34,7 +34,7 @@ from strata.simulate.figures.tables import tables_of
 SELECTION = {
     8: ["--models", "llama-3.1-8b", "--workloads", "loogle,narrativeqa"],
     "beyond": ["--workloads", "loogle-14b,tool-agent"],
-    "ideas": ["--models", "qwen2.5-14b", "--workloads", "loogle-14b,loogle-maximum"],
+    "ideas": ["--models", "qwen2.5-14b", "--workloads", "loogle-14b"],
 }
 NUMBERS = sorted(FIGURES, key=str)
 PIECES = 8192 // 32 * 32 * 2
