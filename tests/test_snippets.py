@@ -7,12 +7,10 @@ a `print` promises must be printed. A server that they talk to is one of the def
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -20,22 +18,13 @@ from typing import Any
 
 import pytest
 
-from default_server import default_server
 from snippets import ROOT, Snippet, commands, documents, fences, python_snippets
 
 ADDRESS = "http://127.0.0.1:8000"
-CLIENTS = {"langchain_openai": "langchain-openai", "litellm": "litellm"}
-"""Modules that snippets use and the tests' tools do not hold -> their packages."""
 LANGUAGES = {"", "json", "python", "text", "yaml"}
 FLAG = re.compile(r"^(--[a-z][a-z0-9-]*)(?:=.*)?$", re.S)
 PROMISE = re.compile(r"^ *print\(.*\)  # (.+)$", re.M)
 SNIPPETS = python_snippets()
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with default_server(tmp_path_factory.mktemp("snippets")) as address:
-        yield address
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +44,9 @@ def test_a_snippet_runs(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    if missing := _missing(snippet):
-        pytest.skip(f"{missing} is no tool of the tests; `pip install {missing}` makes this run")
     done, names = read[snippet.document]
     for one in SNIPPETS[: SNIPPETS.index(snippet) + 1]:
-        if one.document == snippet.document and one not in done and not _missing(one):
+        if one.document == snippet.document and one not in done:
             done.add(one)
             capsys.readouterr()
             _run(one, names, request)
@@ -114,15 +101,8 @@ def _run(snippet: Snippet, names: dict[str, Any], request: pytest.FixtureRequest
     """Line numbers of a traceback are those of the document."""
     source = "\n" * (snippet.line - 1) + snippet.text
     if ADDRESS in source:
-        source = source.replace(ADDRESS, request.getfixturevalue("url"))
+        source = source.replace(ADDRESS, request.getfixturevalue("default_server_url"))
     exec(compile(source, str(ROOT / snippet.document), "exec"), names)
-
-
-def _missing(snippet: Snippet) -> str | None:
-    for module in re.findall(r"^(?:from|import) (\w+)", snippet.text, re.M):
-        if module in CLIENTS and importlib.util.find_spec(module) is None:
-            return CLIENTS[module]
-    return None
 
 
 def _check_make(words: list[str], where: str) -> None:

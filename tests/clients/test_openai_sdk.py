@@ -30,8 +30,8 @@ TOOLS: list[ChatCompletionToolParam] = [
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0) as client:
+def client(default_server_url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{default_server_url}/v1", api_key="none", timeout=120, max_retries=0) as client:
         yield client
 
 
