@@ -18,6 +18,7 @@ from strata.config.machine import cpu_limit, memory_limit
 GIB = 1 << 30
 DISK = DiskFacts(Path("/data"), Path("/data/strata-kv"), "ext4", 80 * GIB, None, None, 1e9, 8e8)
 GPU = GpuFacts("580", ("H200 (sm_90, 139 GiB)",), None, None, "14.2.0", ("sm_80", "sm_90"))
+NO_GPU = GpuFacts(None, (), "CPU build", "missing")
 GOOD = MachineFacts(
     io_uring_refusal=None,
     memlock=None,
@@ -33,6 +34,7 @@ GOOD = MachineFacts(
     disk=DISK,
     gpu=GPU,
 )
+CPU_ONLY = replace(GOOD, gpu=NO_GPU)
 
 
 def found(facts: MachineFacts, name: str) -> Finding:
@@ -46,7 +48,23 @@ def flags(facts: MachineFacts) -> dict[str, str]:
 def test_a_good_machine_needs_no_remedy() -> None:
     assert [finding.status for finding in examine(GOOD)] == [OK] * 10
     assert not any(finding.remedy for finding in examine(GOOD))
+
+
+def test_a_gpu_gets_no_flag_that_it_refuses() -> None:
     assert flags(GOOD) == {
+        "--device": "cuda",
+        "--host-memory": "16GiB",
+        "--disk-path": "/data/strata-kv",
+        "--disk-capacity": "20GiB",
+    }
+    assert "H200" in suggest(GOOD)[0].reason
+
+
+@pytest.mark.parametrize(
+    "gpu", [NO_GPU, replace(GPU, cupy_refusal="missing"), replace(GPU, cuda_refusal="no NVRTC")]
+)
+def test_a_machine_whose_gpu_does_not_serve_gets_the_cpus_flags(gpu: GpuFacts) -> None:
+    assert flags(replace(GOOD, gpu=gpu)) == {
         "--device-memory": "8GiB",
         "--host-memory": "8GiB",
         "--copy-threads": "2",
@@ -71,7 +89,7 @@ def test_a_good_machine_needs_no_remedy() -> None:
         (replace(GOOD, disk=replace(DISK, direct_refusal="Invalid argument")), "O_DIRECT", WARNING, "cache"),
         (replace(GOOD, disk=replace(DISK, read_rate=5e6)), "disk speed", WARNING, "5 MB/s"),
         (replace(GOOD, disk=replace(DISK, read_rate=None)), "disk speed", UNAVAILABLE, "not measured"),
-        (replace(GOOD, gpu=GpuFacts(None, (), "CPU build", "missing")), "GPU", UNAVAILABLE, "none is needed"),
+        (replace(GOOD, gpu=NO_GPU), "GPU", UNAVAILABLE, "none is needed"),
         (replace(GOOD, gpu=GpuFacts("580", (), "CPU build", "missing")), "GPU", WARNING, "CPU build"),
         (replace(GOOD, gpu=GpuFacts("580", ("H200",), None, "missing")), "GPU", WARNING, "strata-kv[cuda]"),
         (
@@ -95,12 +113,12 @@ def test_each_lack_is_told_with_a_remedy(facts: MachineFacts, name: str, status:
 
 
 def test_limits_below_the_machine_decide_the_flags() -> None:
-    small = replace(GOOD, memory_limit=2 * GIB, available_memory=3 * GIB // 2, usable_cores=2)
+    small = replace(CPU_ONLY, memory_limit=2 * GIB, available_memory=3 * GIB // 2, usable_cores=2)
     assert "2 GiB" in found(small, "memory").detail
     assert flags(small)["--device-memory"] == "256MiB"
     assert flags(small)["--copy-threads"] == "1"
-    assert flags(replace(GOOD, cpu_limit=2.0))["--copy-threads"] == "1"
-    assert flags(replace(GOOD, available_memory=100 << 20))["--host-memory"] == "25MiB"
+    assert flags(replace(CPU_ONLY, cpu_limit=2.0))["--copy-threads"] == "1"
+    assert flags(replace(CPU_ONLY, available_memory=100 << 20))["--host-memory"] == "25MiB"
 
 
 def test_a_folder_that_cannot_hold_a_disk_tier_turns_it_off() -> None:

@@ -162,6 +162,8 @@ def test_times_of_a_request_add_up(server: TinyServer) -> None:
     assert sum(parts) == pytest.approx(grown("e2e_request_latency"), abs=1e-6)
     assert parts[0] + parts[1] == pytest.approx(grown("time_to_first_token"), abs=1e-6)
     assert grown("time_to_first_token") == pytest.approx(usage["strata"]["ttft_s"], abs=1e-5)
+    told = [usage["strata"][f"{part}_s"] for part in ("queue", "prefill", "decode")]
+    assert told == pytest.approx(parts, abs=1e-5)
     # The engine counts the same gaps as they come out.
     assert grown("inter_token_latency") == pytest.approx(parts[2], abs=1e-6)
 

@@ -267,6 +267,22 @@ class TestAllowedOrigins:
         assert cors_of(answer)["access-control-allow-origin"] == self.ORIGIN
         assert "x-stainless-lang" in cors_of(answer)["access-control-allow-headers"]
 
+    @pytest.mark.parametrize(("origin", "status"), [(ORIGIN, 200), ("https://evil.example", 400)])
+    def test_it_may_reach_a_private_address_and_others_may_not(
+        self, open_to_chat: RunningServer, origin: str, status: int
+    ) -> None:
+        asked = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Private-Network": "true",
+        }
+        answer = open_to_chat.http.options("/v1/chat/completions", headers=asked)
+        assert answer.status_code == status
+        let_in = "access-control-allow-origin" in cors_of(answer)
+        assert let_in == (status == 200)
+        if let_in:
+            assert cors_of(answer)["access-control-allow-private-network"] == "true"
+
     def test_its_requests_are_answered_and_readable_even_when_refused(
         self, open_to_chat: RunningServer
     ) -> None:

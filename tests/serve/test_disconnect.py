@@ -93,7 +93,8 @@ def test_a_defect_while_submitting_leaves_nothing_running(
 
     monkeypatch.setattr(served.engine, "submit", third_fails)
     served.engine.control = Control(hold=True)
-    answer = served.http.post("/v1/completions", json={"prompt": "x", "n": 3})
+    # On a connection of its own, which the server closes after a defect.
+    answer = httpx.post(served.url + "/v1/completions", json={"prompt": "x", "n": 3}, timeout=20)
     assert answer.status_code == 500
     assert [each.aborted.is_set() for each in served.engine.streams] == [True, True]
 

@@ -75,12 +75,25 @@ def examine(facts: MachineFacts) -> list[Finding]:
 
 def suggest(facts: MachineFacts) -> list[Suggestion]:
     """The flags that suit the facts; sizes are rounded down, so that they hold on a machine in use."""
+    return [*(_gpu_flags(facts) if facts.gpu.serves else _cpu_flags(facts)), *_disk_flags(facts.disk)]
+
+
+def _gpu_flags(facts: MachineFacts) -> list[Suggestion]:
+    """None for copy threads, which a GPU refuses, and none for its own memory: the server takes what is free there."""
+    size = _rounded(facts.available_memory * 2 * _MEMORY_SHARE)
+    reason = f"half: {_left(facts)}; on a GPU it keeps the size that it starts with"
+    return [
+        Suggestion("--device", "cuda", f"{facts.gpu.devices[0]}; its tier takes 80% of what is free there"),
+        Suggestion("--host-memory", _size(size), reason),
+    ]
+
+
+def _cpu_flags(facts: MachineFacts) -> list[Suggestion]:
     share = _rounded(facts.available_memory * _MEMORY_SHARE)
-    left = f"{format_size(facts.available_memory)} of memory are left within all limits"
     cores = _cores_of(facts)
     threads = 2 if cores >= 4 else 1
-    found = [
-        Suggestion("--device-memory", _size(share), f"a quarter: {left}"),
+    return [
+        Suggestion("--device-memory", _size(share), f"a quarter: {_left(facts)}"),
         Suggestion(
             "--host-memory",
             _size(share),
@@ -93,18 +106,23 @@ def suggest(facts: MachineFacts) -> list[Suggestion]:
             + ("" if threads > 1 else ", and a second would take a core from decoding"),
         ),
     ]
-    disk = facts.disk
+
+
+def _disk_flags(disk: DiskFacts) -> list[Suggestion]:
     if disk.write_refusal or disk.filesystem in _MEMORY_FILESYSTEMS:
         why = disk.write_refusal or f"{disk.filesystem} is memory, which the host tier uses better"
-        return [*found, Suggestion("--disk-capacity", "0", f"no disk tier in {disk.folder}: {why}")]
+        return [Suggestion("--disk-capacity", "0", f"no disk tier in {disk.folder}: {why}")]
     capacity = _rounded(disk.free_bytes * _DISK_SHARE)
     return [
-        *found,
         Suggestion("--disk-path", str(disk.root), f"a folder of its own on {disk.filesystem}"),
         Suggestion(
             "--disk-capacity", _size(capacity), f"a quarter of the {format_size(disk.free_bytes)} free"
         ),
     ]
+
+
+def _left(facts: MachineFacts) -> str:
+    return f"{format_size(facts.available_memory)} of memory are left within all limits"
 
 
 def _memory(facts: MachineFacts) -> Finding:

@@ -72,6 +72,11 @@ class GpuFacts:
     cubins_refusal: str | None = None
     cuda_refusal: str | None = None
 
+    @property
+    def serves(self) -> bool:
+        """Whether `--device cuda` starts here."""
+        return bool(self.devices) and self.cupy_refusal is None and self.cuda_refusal is None
+
 
 @dataclass(frozen=True)
 class MachineFacts:

@@ -47,6 +47,8 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             expose_headers=("Retry-After", "X-Request-Id"),
+            # Whoever names a public page here means it to reach this server, most of all one on loopback.
+            allow_private_network=True,
         )
     app.add_middleware(HttpMetrics, metrics=service.metrics)
     app.add_middleware(RequestIds)

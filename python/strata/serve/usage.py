@@ -7,10 +7,13 @@ from typing import Any
 
 from strata.engine.api import TokenSources, Usage
 
+_TIMES = ("ttft_s", "queue_s", "prefill_s", "decode_s")
+_DIGITS = 6  # of a second: microseconds
+
 
 def usage_body(prompts: Sequence[Usage], answers: Sequence[Usage]) -> dict[str, Any]:
-    """Usage of a request that had these prompts and these answers to them. Tokens and saved seconds are sums; `ttft_s`
-    is the longest."""
+    """Usage of a request that had these prompts and these answers to them. Tokens and saved seconds are sums; of each
+    other time it is the longest of the answers'."""
     sources = TokenSources(
         device=sum(usage.sources.device for usage in prompts),
         host=sum(usage.sources.host for usage in prompts),
@@ -27,8 +30,8 @@ def usage_body(prompts: Sequence[Usage], answers: Sequence[Usage]) -> dict[str, 
             "host": sources.host,
             "disk": sources.disk,
             "computed": sources.computed,
-            "ttft_s": round(max((usage.ttft_s for usage in answers), default=0.0), 6),
-            "saved_s": round(sum(usage.saved_s for usage in prompts), 6),
+            **{name: _longest(answers, name) for name in _TIMES},
+            "saved_s": round(sum(usage.saved_s for usage in prompts), _DIGITS),
         },
     }
 
@@ -40,3 +43,7 @@ def tokens_so_far(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def _longest(answers: Sequence[Usage], time: str) -> float:
+    return round(max((getattr(usage, time) for usage in answers), default=0.0), _DIGITS)
