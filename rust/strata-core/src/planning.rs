@@ -142,9 +142,8 @@ impl Core {
         for request in self.running.iter().filter_map(|id| self.requests.get(id)) {
             let Some(running) = request.running() else { continue };
             let page_size = self.page_size() as u32;
-            let under_way = running.loads.iter();
-            let under_way = under_way.map(|id| (*id, self.control.pages_loading(&[*id]) * page_size));
-            let loading = link.rest(running.since, running.pages_to_load * page_size, under_way);
+            let unreported = self.control.pages_loading(&running.loads) * page_size;
+            let loading = link.rest(running.since, running.pages_to_load * page_size, unreported);
             if request.prefilling() {
                 prefilling.push(Prefilling {
                     id: request.id,
