@@ -143,6 +143,9 @@ impl Core {
             let Some(running) = request.running() else { continue };
             let page_size = self.page_size() as u32;
             let unreported = self.control.pages_loading(&running.loads) * page_size;
+            // A load that several wait for is counted for each of them. Counted once, LooGLE's peak was 2 % lower, with each
+            // document's questions far apart 3 %: of the loads that one link brings one after another a step hides only
+            // the last layer by layer, so a batch hides less than the balance takes it to.
             let loading = link.rest(running.since, running.pages_to_load * page_size, unreported);
             if request.prefilling() {
                 prefilling.push(Prefilling {
