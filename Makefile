@@ -23,6 +23,12 @@ RUST_TEST_SECONDS := 1500
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust cuda -type f \( -name '*.rs' -o -name '*.toml' -o -name '*.h' \) 2>/dev/null)
 LOOM_TARGET := $(or $(CARGO_TARGET_DIR),target)/loom
 
+# A wheel runs where torch's does. It names no folder of this machine and holds nothing for debuggers.
+WHEEL_PLATFORM := manylinux_2_28
+CARGO_SOURCES = $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src/*)
+WHEEL_ENVIRONMENT = CARGO_ZIGBUILD_PYTHON_PATH=$(BIN)/python CARGO_PROFILE_RELEASE_DEBUG=0 \
+	RUSTFLAGS="$(RUSTFLAGS) $(CARGO_SOURCES:%=--remap-path-prefix=%=)"
+
 # Idle OpenMP threads sleep instead of spinning, so that copies and the server get the cores; `strata` sets the
 # same for itself. PYO3_PYTHON is the one interpreter for maturin and for plain cargo.
 export OMP_WAIT_POLICY := PASSIVE
@@ -94,6 +100,21 @@ docs: setup
 cubins: setup
 	@$(MAKE) -s $(STAMPS)/nvrtc
 	@$(BIN)/python tools/build_cubins.py
+
+## wheel: build a wheel and a source distribution into dist/, install the wheel into a bare environment, and serve from it
+.PHONY: wheel
+wheel: setup
+	$(call step,1/4,Zig$(comma) which links for older Linuxes$(comma) and auditors)
+	@$(MAKE) -s $(STAMPS)/dependencies-wheel
+	$(call step,2/4,GPU kernels)
+	@$(MAKE) -s $(STAMPS)/nvrtc
+	@$(BIN)/python tools/build_cubins.py
+	$(call step,3/4,Wheel and source distribution in dist/)
+	@rm -f dist/strata_kv-*
+	@$(BIN)/maturin sdist --out dist
+	@$(WHEEL_ENVIRONMENT) $(BIN)/maturin build --release --zig --compatibility $(WHEEL_PLATFORM) --out dist
+	$(call step,4/4,Bare environment)
+	@$(BIN)/python -m pytest -m wheel tests/wheel
 
 ## format: rewrite Rust and Python sources in the project's format
 .PHONY: format

@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import strata
 from strata import _core
@@ -25,6 +27,8 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATES = sorted(manifest.parent.name for manifest in ROOT.glob("rust/*/Cargo.toml"))
+# Optional packages of no extra: the code goes on without them, or names them in its message.
+ASKED_FOR_BY_NAME = {"flashinfer", "pyarrow", "transformers"}
 UNSAFE_CRATES = {"strata-copy", "strata-disk", "strata-py"}
 PYTHON_CRATES = {"pyo3", "pyo3-ffi", "numpy", "strata-py"}
 TENSOR_CRATES = {"tch", "ndarray", "candle-core", "burn-core"}
@@ -69,6 +73,46 @@ def dependency_tree(crate: str) -> set[str]:
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert listed.returncode == 0, listed.stderr
     return {line.split()[0] for line in listed.stdout.splitlines() if line}
+
+
+def third_party_imports() -> tuple[set[str], set[str]]:
+    """Top-level names that python/strata imports by statements, and those that it imports by name where they are
+    there."""
+    by_statement, by_name = set(), set()
+    for path in (ROOT / "python/strata").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                by_statement |= {one.name for one in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                by_statement.add(node.module)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(
+                ("import_module", "find_spec")
+            ):
+                by_name |= {one.value for one in node.args if isinstance(one, ast.Constant)}
+    own = sys.stdlib_module_names | {"strata"}
+    return tuple({name.partition(".")[0] for name in names} - own for names in (by_statement, by_name))
+
+
+def declared(lines: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def test_every_third_party_import_is_declared() -> None:
+    project = read_toml("pyproject.toml")["project"]
+    extras = [line for extra in ("cuda", "plot") for line in project["optional-dependencies"][extra]]
+    by_statement, by_name = third_party_imports()
+    assert by_statement and by_name
+    providers = {
+        name: {canonicalize_name(one) for one in distributions}
+        for name, distributions in importlib.metadata.packages_distributions().items()
+    }
+    # Not on every machine: what reads TOML before Python 3.11, and what a GPU needs.
+    providers |= {"tomli": {"tomli"}, "cupy": {"cupy-cuda13x"}}
+    mandatory = declared(project["dependencies"])
+    assert {name for name in by_statement if not providers.get(name, set()) & mandatory} == set()
+    optional = mandatory | declared(extras)
+    undeclared = {name for name in by_name if not providers.get(name, set()) & optional}
+    assert undeclared == ASKED_FOR_BY_NAME
 
 
 def test_one_version_everywhere() -> None:
