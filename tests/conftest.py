@@ -1,20 +1,23 @@
 """What tests of several folders share: one server of the default model, whose start takes longer than most tests.
 
-Its tests come last and together, so that it does not stand beside the others'. They may not take its cache to be empty.
+Tests that ask for it may not take its cache to be empty.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from default_server import default_server
 
-os.environ.setdefault(
-    "LITELLM_LOCAL_MODEL_COST_MAP", "True"
-)  # else importing it fetches prices from the network
+# Else importing litellm fetches prices from the network.
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+
+USERS_OF_THE_SERVER = ("tests/clients/", "tests/test_snippets.py")
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +27,15 @@ def default_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str
         yield address
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_needs_the_default_server)
+class SchedulingByServer(LoadFileScheduling):
+    """A file's tests go to one process, those of the server's users too: each process would start its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return (
+            "the server's users" if nodeid.startswith(USERS_OF_THE_SERVER) else super()._split_scope(nodeid)
+        )
 
 
-def _needs_the_default_server(item: pytest.Item) -> bool:
-    return "default_server_url" in getattr(item, "fixturenames", ())
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SchedulingByServer | None:
+    """What `--dist loadfile` of `make test` means here."""
+    return SchedulingByServer(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -139,7 +139,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
         ),
         ("/cache/demote", {"tiers": ["tape"]}, 400, "tiers", "device, host, disk"),
         ("/cache/demote", {"tiers": []}, 400, "tiers", "at least 1"),
-        ("/v1/nothing", {}, 404, None, "/v1/nothing: Not Found"),
+        ("/v1/nothing", {}, 404, None, "POST /v1/nothing is not served here; /openapi.json lists what is"),
     ],
 )
 def test_refusals(

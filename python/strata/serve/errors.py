@@ -97,7 +97,10 @@ async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    asked = f"{request.method} {request.url.path}"
+    message = f"{asked}: {error.detail}"
+    if error.status_code == 404:
+        message = f"{asked} is not served here; /openapi.json lists what is"
     allowed = (error.headers or {}).get("Allow")
     response = ApiError(error.status_code, f"{message}; use {allowed}" if allowed else message).response()
     response.headers.update(error.headers or {})
