@@ -107,6 +107,11 @@ class TestRefusals:
             (("--port", "65536"), ["--port 65536", "from 0 to 65535"]),
             (("--insecure=perhaps",), ["--insecure 'perhaps'", "true or false"]),
             (("--config", "nowhere.toml"), ["--config nowhere.toml does not exist"]),
+            (("--config", "~nobody-here/a.toml"), ["--config ~nobody-here/a.toml", "home"]),
+            (("--disk-path", "~nobody-here/kv"), ["--disk-path '~nobody-here/kv'", "a folder's path"]),
+            (("--disk-path", ""), ["--disk-path ''", "a folder's path"]),
+            (("--host-memory", "9999999999TiB"), ["--host-memory '9999999999TiB'", "such as 8GiB"]),
+            (("--host-memory", "9" * 400), ["such as 8GiB"]),
         ],
     )
     def test_flags(self, flags: tuple[str, ...], words: list[str]) -> None:
@@ -125,7 +130,7 @@ class TestRefusals:
         [
             ("page-sise = 4", "'page-sise' is no setting of Strata; did you mean page-size?"),
             ("page-size = [4]", "page-size is a list; give a whole number"),
-            ("[cache]\npage-size = 4", "'cache' is no setting"),
+            ("[cache]\npage-size = 4", "[cache] is a table; give all settings without one"),
             ("page-size = ", "cannot be read as TOML"),
             ("page-size = 4.5", "--page-size '4.5'"),
         ],
@@ -143,6 +148,12 @@ class TestRefusals:
                 read(flag, "1")
             assert ended.value.code == 2
             assert flag in capsys.readouterr().err
+
+    def test_a_user_without_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what it does where nobody knows a home
+        with pytest.raises(ConfigError, match=r"--disk-path is not given.*XDG_CACHE_HOME"):
+            read()
 
     def test_a_key_is_never_shown(self) -> None:
         assert "s3cret" not in repr(read("--api-key", "s3cret").origins)

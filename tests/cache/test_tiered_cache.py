@@ -231,6 +231,14 @@ def test_pools_of_another_shape_are_refused_in_words(tmp_path: Path) -> None:
         open_cache(empty_pool(4), disk_path=tmp_path)
     with pytest.raises(ConfigError, match="CacheOptions"):
         open_cache(empty_pool(4), colour="red")
+    with pytest.raises(ConfigError, match=r"'policy'.*CacheOptions$"):
+        open_cache(empty_pool(4), policy="lpm")
+    with pytest.raises(ConfigError, match="CacheOptions and SchedulerOptions"):
+        strata.Scheduler(empty_pool(4), PAGE_SIZE, colour="red")
+    with pytest.raises(
+        ConfigError, match=r"--host-memory 1024\.0 TiB holds \d+ pages of 4 KiB.*give at most"
+    ):
+        open_cache(empty_pool(4), host_memory=1 << 50)
     with pytest.raises(ConfigError, match="write-policy"):
         open_cache(empty_pool(4), write_policy="never")
 

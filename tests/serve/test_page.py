@@ -216,6 +216,10 @@ def test_faults_show_only_where_there_are_any(serve: Callable[..., RunningServer
     texts = page.locator("#alerts li").all_inner_texts()
     assert texts[0] == "the engine thread ended" and texts[1].startswith("3 damaged records")
     assert "--chat-template-date" in texts[2] and text(page, "#state") == "the engine has stopped"
+    faded = "[...document.querySelectorAll('main, main *')].filter((one) => getComputedStyle(one).opacity < 1).length"
+    assert page.evaluate(faded) == 0, "what was last known can still be read"
+    assert page.evaluate("getComputedStyle(document.querySelector('#alerts')).filter") == "none"
+    assert page.evaluate("getComputedStyle(document.querySelector('section.now')).filter") == "grayscale(1)"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -257,6 +261,59 @@ function worstContrast() {
   return worst;
 }
 """
+
+
+TOUCHING = """
+function touching(selector) {
+  return [...document.querySelectorAll(selector)].flatMap((row) => {
+    const texts = document.createTreeWalker(row, NodeFilter.SHOW_TEXT), boxes = [];
+    while (texts.nextNode()) {
+      const { currentNode: text } = texts, range = document.createRange();
+      range.selectNodeContents(text);
+      if (!text.data.trim() || !text.parentElement.checkVisibility() || text.parentElement.closest(".unseen")) continue;
+      boxes.push([text.data, range.getBoundingClientRect()]);
+    }
+    boxes.sort((one, other) => one[1].left - other[1].left);
+    return boxes.slice(1).flatMap(([text, box], index) =>
+      box.left < boxes[index][1].right + 2 ? [`${boxes[index][0]} | ${text}`] : []);
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("width", [360, 390, 800, 1100, 1600])
+def test_numbers_beside_each_other_do_not_touch(
+    serve: Callable[..., RunningServer], visit: Visitor, width: int
+) -> None:
+    served = serve()
+    served.engine.control.sources = TokenSources(host=64)
+    ask(served, "x" * 64)
+    page = visit.open(served, width, 780)
+    expect(page.locator("#latency [data-source=host] .count")).to_have_text("1")
+    page.locator("#latency .p50").evaluate_all(
+        "cells => cells.forEach((cell) => (cell.textContent = '120 µs'))"
+    )
+    page.locator("#latency .p99").evaluate_all(
+        "cells => cells.forEach((cell) => (cell.textContent = '2 min 20 s'))"
+    )
+    assert page.evaluate(f"() => {{{TOUCHING} return touching('.latency tr')}}") == []
+    # The four figures stand in one line.
+    tops = page.locator(".now .figures dd").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().top)"
+    )
+    assert max(tops) - min(tops) < 1
+
+
+def test_short_times_have_a_unit_of_their_own(serve: Callable[..., RunningServer], visit: Visitor) -> None:
+    page = visit.open(serve())
+    shown = page.evaluate(
+        "async (values) => { const { seconds } = await import('/page/format.js'); return values.map(seconds); }",
+        [0, 2e-7, 2.3e-5, 9.94e-4, 9.96e-4, 0.0052, 0.028, 0.61, 12.2, 200, 3900],
+    )
+    assert shown == [
+        *("0 s", "1 µs", "23 µs", "994 µs", "1 ms"),
+        *("5.2 ms", "28 ms", "0.61 s", "12 s", "3 min 20 s", "1 h 05 min"),
+    ]
 
 
 @pytest.mark.parametrize("width", [360, 620, 1000, 1600])

@@ -11,7 +11,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,9 +80,11 @@ async def _client(http: httpx.AsyncClient, plan: Plan, number: int, end: float, 
         count += 1
         try:
             path, body = _request(plan, draw, f"{number}.{count}")
-            leaves_after = draw.randrange(plan.max_tokens) if draw.random() < plan.leave else None
-            asked = _ask(http, path, body, leaves_after, draw, tally)
-            tally.outcomes[await asyncio.wait_for(asked, _ANSWER_TIMEOUT_S)] += 1
+            leaves = draw.random() < plan.leave
+            events = draw.randrange(plan.max_tokens) if leaves and "stream" in body else None
+            # What comes at once has no middle to leave in: who does not wait for it goes after a moment.
+            patience_s = draw.random() if leaves and "stream" not in body else None
+            tally.outcomes[await _ask(http, path, body, events, patience_s, tally)] += 1
         except _ToldToWaitError as told:
             tally.outcomes["told to come again"] += 1
             await asyncio.sleep(min(told.seconds, _LONGEST_WAIT_S) * (1 + draw.random()))
@@ -113,57 +116,61 @@ async def _ask(
     path: str,
     body: dict[str, Any],
     leaves_after: int | None,
-    draw: random.Random,
+    patience_s: float | None,
     tally: Tally,
 ) -> str:
-    """How it ended. Raises _FailedError, _ToldToWaitError, or httpx' errors."""
-    if not body.get("stream"):
-        return await _ask_whole(http, path, body, leaves_after, draw, tally)
+    """How it ended: `whole`, or `left` after so many events or seconds. Raises _FailedError, _ToldToWaitError or httpx'
+    errors."""
+    reading = _read(http, path, body, leaves_after)
+    try:
+        usage = await asyncio.wait_for(reading, _ANSWER_TIMEOUT_S if patience_s is None else patience_s)
+    except asyncio.TimeoutError:
+        if patience_s is None:
+            raise
+        return "left"
+    if usage is None:
+        return "left"
+    _count(usage, tally)
+    return "whole"
+
+
+async def _read(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], leaves_after: int | None
+) -> dict[str, Any] | None:
+    """The usage of an answer that was read to its end, None if it was left."""
     events = 0
-    usage = reason = None
+    usage: dict[str, Any] | None = None
+    reason: str | None = None
+    async with aclosing(_objects(http, path, body)) as objects:
+        async for event in objects:
+            if leaves_after is not None and events >= leaves_after:
+                return None
+            events += 1
+            if event.get("error"):
+                raise _FailedError(f"an answer ended with an error: {event['error']}"[:_WORDS_SHOWN])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                reason = choice.get("finish_reason") or reason
+    if reason is None or usage is None:
+        raise _FailedError("an answer ended without a finish reason or its usage")
+    return usage
+
+
+async def _objects(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The JSON objects of an answer: those of its stream, up to [DONE], or the one that it is."""
     async with http.stream("POST", path, json=body) as response:
         await _check(response)
+        if not body.get("stream"):
+            yield json.loads(await response.aread())
+            return
         async for line in response.aiter_lines():
-            if leaves_after is not None and events >= leaves_after:
-                return "left"
             if line == "data: [DONE]":
-                if reason is None or usage is None:
-                    raise _FailedError("an answer ended without a finish reason or its usage")
-                _count(usage, tally)
-                return "whole"
+                return
             if line.startswith("data:"):
-                event = json.loads(line[5:])
-                if event.get("error"):
-                    raise _FailedError(f"an answer ended with an error: {event['error']}"[:_WORDS_SHOWN])
-                events += 1
-                usage = event.get("usage") or usage
-                for choice in event["choices"]:
-                    reason = choice.get("finish_reason") or reason
+                yield json.loads(line[5:])
     raise _FailedError("an answer ended without [DONE]")
-
-
-async def _ask_whole(
-    http: httpx.AsyncClient,
-    path: str,
-    body: dict[str, Any],
-    leaves_after: int | None,
-    draw: random.Random,
-    tally: Tally,
-) -> str:
-    asking = asyncio.ensure_future(http.post(path, json=body))
-    if leaves_after is not None:
-        done, _ = await asyncio.wait({asking}, timeout=draw.random())
-        if not done:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            return "left"
-    response = await asking
-    await _check(response)
-    answer = response.json()
-    if not all(choice["finish_reason"] for choice in answer["choices"]):
-        raise _FailedError("an answer has no finish reason")
-    _count(answer["usage"], tally)
-    return "whole"
 
 
 async def _check(response: httpx.Response) -> None:

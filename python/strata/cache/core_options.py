@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.config import CacheOptions, SchedulerOptions
+from strata.config import CacheOptions, SchedulerOptions, format_size
+from strata.errors import ConfigError
 
 RECORD_ALIGNMENT = 4096
 """Host pages start at multiples of this, as O_DIRECT asks."""
+
+
+MOST_PAGES = (1 << 32) - 1
+"""Pages of a tier are numbered by 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,17 @@ class Geometry:
 def host_page_bytes(page_bytes: int) -> int:
     """What a page of `page_bytes` bytes takes in host memory."""
     return -(-page_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+
+
+def host_pages_in(memory: int, page_bytes: int) -> int:
+    """Pages of `page_bytes` bytes in a host tier of `memory` bytes. Raises ConfigError for more than have a number."""
+    page = host_page_bytes(page_bytes)
+    if memory // page > MOST_PAGES:
+        raise ConfigError(
+            f"--host-memory {format_size(memory)} holds {memory // page} pages of {format_size(page)}, and "
+            f"{MOST_PAGES} can be told apart; give at most {format_size(MOST_PAGES * page)}, or a larger --page-size"
+        )
+    return memory // page
 
 
 def core_options(

@@ -9,22 +9,18 @@ ARCHITECTURE.md says under "Decided".
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
+from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
 
-from strata._core import LayerHold, Plan, Refusal
+from strata._core import Plan, Refusal
 from strata.cache.ids import id_array
-from strata.cache.pool import Tensor
-from strata.cache.tiers import MakeCarrier, Tiers
-from strata.config import SchedulerOptions
+from strata.cache.tiers import Tiers
 from strata.errors import LoadFailedError, RequestError
 
-_SCHEDULER_SETTINGS = frozenset(field.name for field in fields(SchedulerOptions))
 FAILURES = ("step", "load", "late load")
 _CONFIRM_S = 30.0
 """How long a report waits for a device to say that a plan's loads are over."""
@@ -38,35 +34,14 @@ class Scheduler(Tiers):
     Raises ConfigError (pool of another shape, settings), CapacityError (memory, threads), StorageError (disk).
     """
 
-    def __init__(
-        self,
-        pool: Tensor | npt.NDArray[Any],
-        page_size: int = 16,
-        *,
-        host_memory: int | str = "1GiB",
-        disk_path: str | os.PathLike[str] | None = None,
-        disk_capacity: int | str = "10GiB",
-        identity: str = "",
-        carrier: MakeCarrier | None = None,
-        hold: LayerHold | None = None,
-        **settings: Any,
-    ) -> None:
-        chosen = {name: value for name, value in settings.items() if name in _SCHEDULER_SETTINGS}
-        rest = {name: value for name, value in settings.items() if name not in chosen}
-        super().__init__(
-            pool,
-            page_size,
-            host_memory,
-            disk_path,
-            disk_capacity,
-            identity,
-            rest,
-            SchedulerOptions(**chosen),
-            hold,
-            carrier,
-        )
-        self._epoch = 0
-        self._out: deque[int] = deque()
+    _schedules = True
+    _epoch = 0
+    """Plans of an older one are void."""
+
+    @cached_property
+    def _out(self) -> deque[int]:
+        """Plans that were handed out and not reported, the oldest first."""
+        return deque()
 
     def submit(
         self,

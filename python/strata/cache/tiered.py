@@ -9,7 +9,6 @@ layouts, overlapped loads, write policies); the decisions are those of `strata s
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -18,11 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strata._core import LayerHold, Lease
+from strata._core import Lease
 from strata.cache.ids import id_array
-from strata.cache.pool import Tensor
-from strata.cache.tiers import MakeCarrier, Tiers
-from strata.config import SchedulerOptions
+from strata.cache.tiers import Tiers
 from strata.errors import LoadFailedError, RequestError
 
 Tokens = Sequence[int] | npt.NDArray[Any]
@@ -45,32 +42,6 @@ class TieredCache(Tiers):
 
     Raises ConfigError (pool of another shape, settings), CapacityError (memory, threads), StorageError (disk).
     """
-
-    def __init__(
-        self,
-        pool: Tensor | npt.NDArray[Any],
-        page_size: int = 16,
-        *,
-        host_memory: int | str = "1GiB",
-        disk_path: str | os.PathLike[str] | None = None,
-        disk_capacity: int | str = "10GiB",
-        identity: str = "",
-        carrier: MakeCarrier | None = None,
-        hold: LayerHold | None = None,
-        **settings: Any,
-    ) -> None:
-        super().__init__(
-            pool,
-            page_size,
-            host_memory,
-            disk_path,
-            disk_capacity,
-            identity,
-            settings,
-            SchedulerOptions(),
-            hold,
-            carrier,
-        )
 
     def match(self, tokens: Tokens, salt: str = "") -> TieredMatch:
         """Finds the longest cached prefix of whole pages, in any tier, and pins it. Entries of two salts never match.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from strata._core import HostArena, LayerHold, Lease, Plan, Runtime, TransferQueue
-from strata.cache.core_options import Geometry, core_options, host_page_bytes
+from strata.cache.core_options import Geometry, core_options, host_pages_in
 from strata.cache.pool import Pool, Tensor
 from strata.config import CacheOptions, SchedulerOptions, parse_size
 from strata.errors import ConfigError, RequestError, StorageError
@@ -73,18 +73,21 @@ MakeCarrier = Callable[[Pool, dict[str, Any]], Carrier]
 class Tiers:
     """Device pages in `pool`, host memory and disk. All methods may be called from any thread."""
 
+    _schedules = False
+    """Whether `settings` may name fields of `SchedulerOptions` too."""
+
     def __init__(
         self,
         pool: Tensor | npt.NDArray[Any],
-        page_size: int,
-        host_memory: int | str,
-        disk_path: str | os.PathLike[str] | None,
-        disk_capacity: int | str,
-        identity: str,
-        settings: dict[str, Any],
-        scheduler: SchedulerOptions,
-        hold: LayerHold | None = None,
+        page_size: int = 16,
+        *,
+        host_memory: int | str = "1GiB",
+        disk_path: str | os.PathLike[str] | None = None,
+        disk_capacity: int | str = "10GiB",
+        identity: str = "",
         carrier: MakeCarrier | None = None,
+        hold: LayerHold | None = None,
+        **settings: Any,
     ) -> None:
         self.pool = Pool.of(pool, page_size)
         if carrier is None:
@@ -95,6 +98,7 @@ class Tiers:
                 "(such as a digest of their files), so that no other model ever reads it"
             )
         capacity = 0 if disk_path is None else _bytes(disk_capacity)
+        scheduler = self._scheduler_options(settings)
         try:
             cache = CacheOptions(
                 page_size=page_size,
@@ -105,10 +109,9 @@ class Tiers:
                 **settings,
             )
         except TypeError as error:
-            raise ConfigError(
-                f"{error}: the settings are the fields of strata.config.CacheOptions"
-            ) from error
-        host_pages = cache.host_memory // host_page_bytes(self.pool.page_bytes)
+            known = "CacheOptions and SchedulerOptions" if self._schedules else "CacheOptions"
+            raise ConfigError(f"{error}: the settings are the fields of strata.config.{known}") from error
+        host_pages = host_pages_in(cache.host_memory, self.pool.page_bytes)
         geometry = Geometry(
             layers=self.pool.layers,
             parts=self.pool.parts,
@@ -131,6 +134,12 @@ class Tiers:
         except BaseException:
             self._close_carrier()
             raise
+
+    @classmethod
+    def _scheduler_options(cls, settings: dict[str, Any]) -> SchedulerOptions:
+        """Takes the scheduler's out of `settings`."""
+        known = {field.name for field in fields(SchedulerOptions)} if cls._schedules else set()
+        return SchedulerOptions(**{name: settings.pop(name) for name in known & settings.keys()})
 
     @property
     def runtime(self) -> Runtime:

@@ -18,6 +18,8 @@ KNOB = "knob"
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}iB": 1 << (10 * power) for power, letter in enumerate("KMGT", start=1)}
 _UNITS |= {f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)}
+_SIZE_MOST = 1 << 60
+"""More bytes than any machine has; all of it can be reckoned with."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 _WORDS = {
     "true": True,
@@ -115,7 +117,10 @@ def parse_size(value: str) -> int:
     factor = units.get(found[2].lower())
     if factor is None:
         raise ValueError(f"{found[2]!r} is not a unit of size")
-    return int(float(found[1]) * factor)
+    size = float(found[1]) * factor
+    if size > _SIZE_MOST:
+        raise ValueError(f"{value!r} is more than any machine has")
+    return int(size)
 
 
 def format_size(value: int) -> str:
@@ -168,7 +173,17 @@ def _read_texts(value: str) -> tuple[str, ...]:
 
 
 def _read_path(value: str) -> Path:
-    return Path(value).expanduser()
+    if not value or "\0" in value:
+        raise ValueError(f"{value!r} names nothing")
+    return expanded(value)
+
+
+def expanded(path: str) -> Path:
+    """A path with `~` as the user's home. Raises ValueError where there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _read_day(value: str) -> str:

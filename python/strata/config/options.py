@@ -16,6 +16,7 @@ from strata.config.knobs import (
     choice,
     count,
     day,
+    expanded,
     flag_of,
     format_size,
     fraction,
@@ -42,9 +43,16 @@ _DISK_CAPACITY_MOST = 10 * GIB
 
 
 def default_disk_path() -> Path:
-    """Where the disk tier lies unless told: `strata/kv` in the user's cache folder."""
+    """Where the disk tier lies unless told: `strata/kv` in the user's cache folder. Raises ConfigError where there is
+    none."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "strata" / "kv"
+    try:
+        return expanded(cache) / "strata" / "kv"
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag_of('disk_path')} is not given, and its default lies in {cache}, but this user has no home "
+            f"({error}); give {flag_of('disk_path')}, or set HOME or XDG_CACHE_HOME"
+        ) from error
 
 
 @dataclass(frozen=True)

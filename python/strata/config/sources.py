@@ -12,12 +12,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from datetime import date
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from strata.config.environment import read_environment
-from strata.config.knobs import Knob, flag_of, format_size, knobs_of, parse_size, read_value
+from strata.config.knobs import Knob, expanded, flag_of, format_size, knobs_of, parse_size, read_value
 from strata.config.options import AUTO_SIZE, CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
 from strata.config.shown import FORMATS, ShownSetting, shown_settings
 from strata.errors import ConfigError
@@ -84,7 +83,7 @@ def read_config(
     config_file = given.pop("config", None) or variables.get("STRATA_CONFIG")
     settings: dict[str, tuple[Any, str]] = {}
     if config_file:
-        settings |= _read_file(Path(config_file).expanduser())
+        settings |= _read_file(config_file)
     settings |= read_environment(variables, _all_knobs())
     for name, value in given.items():
         settings[name] = (",".join(value) if isinstance(value, list) else value, f"flag {flag_of(name)}")
@@ -165,10 +164,14 @@ def _build(settings: Mapping[str, tuple[Any, str]]) -> StrataConfig:
     )
 
 
-def _read_file(path: Path) -> dict[str, tuple[Any, str]]:
+def _read_file(path: str) -> dict[str, tuple[Any, str]]:
     """Settings of a TOML file as text. Keys are spelled as the flags are; underscores do as well."""
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        file = expanded(path)
+    except ValueError as error:
+        raise ConfigError(f"--config {path} is no path ({error}); give the path of a TOML file") from error
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"--config {path} does not exist; give the path of a TOML file, or leave --config out"
@@ -179,6 +182,8 @@ def _read_file(path: Path) -> dict[str, tuple[Any, str]]:
     settings = {}
     for key, value in content.items():
         name = key.replace("-", "_")
+        if isinstance(value, dict):
+            raise ConfigError(f"--config {path}: [{key}] is a table; give all settings without one")
         if name not in known:
             raise ConfigError(f"--config {path}: {key!r} is no setting of Strata{_closest(name, known)}")
         if isinstance(value, date):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from strata.cache.core_options import Geometry, core_options, host_page_bytes
+from strata.cache.core_options import MOST_PAGES, Geometry, core_options, host_page_bytes, host_pages_in
 from strata.config import DEFAULT_ORIGIN, CacheOptions, StrataConfig, available_memory, format_size
 from strata.device.cuda_runtime import CudaRuntime
 from strata.engine.served_model import ServedModel, usable_cores
@@ -34,7 +34,8 @@ class PoolSizes:
         cls, model: CausalLM, cache: CacheOptions, device_memory: int | None = None, grows: bool = True
     ) -> PoolSizes:
         """Sizes in whole pages, of `device_memory` bytes if that is not what `cache` says. Without `grows` the host
-        tier keeps to the memory that it starts with. Raises ConfigError if the device tier holds none."""
+        tier keeps to the memory that it starts with. Raises ConfigError if the device tier holds none, or the host tier
+        more than have numbers."""
         device_memory = cache.device_memory if device_memory is None else device_memory
         config = model.config
         token_bytes = config.kv_heads * config.head_dim * model.dtype.itemsize
@@ -45,12 +46,12 @@ class PoolSizes:
                 f"--device-memory {format_size(device_memory)} holds {device_pages} pages of "
                 f"{format_size(page_bytes)}; give at least {format_size(2 * page_bytes)}, or a smaller --page-size"
             )
-        host_page = host_page_bytes(page_bytes)
         # Copies run beside the model: on two cores a second copy thread takes more from it than it brings.
         threads = cache.copy_threads or min(2, max(1, usable_cores() // 2))
-        host_pages = cache.host_memory // host_page
+        host_pages = host_pages_in(cache.host_memory, page_bytes)
         # Address space is all that this costs: it is what the host tier may grow to at run time.
-        most = max(host_pages, available_memory() // host_page) if grows else host_pages
+        room = min(MOST_PAGES, available_memory() // host_page_bytes(page_bytes))
+        most = max(host_pages, room) if grows else host_pages
         return cls(token_bytes, page_bytes, device_pages, host_pages, most, threads)
 
 

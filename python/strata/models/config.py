@@ -162,7 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} does not exist; --model needs a Hugging Face folder, a .gguf file or `default`"
         ) from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as JSON: {error}") from error
+        raise ModelError(f"{path} cannot be read as JSON: {error}; download it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}, not a JSON object")
     return value

@@ -60,7 +60,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
     try:
         reader = GGUFReader(source)
     except (OSError, ValueError, IndexError) as error:
-        raise ModelError(f"{source} is no readable GGUF file: {error}") from error
+        raise ModelError(f"{source} is no readable GGUF file: {error}; download it again") from error
     fields = {name: field.contents() for name, field in reader.fields.items()}
     architecture = fields.get("general.architecture")
     if architecture not in ARCHITECTURES:

@@ -15,9 +15,11 @@ export const compact = (value) => (value < 10000 ? whole.format(value) : short.f
 /** A rate: whole numbers from ten on. */
 export const rate = (value) => (value >= 9.95 ? compact(value) : two.format(value));
 
-/** `28 ms`, `0.61 s`, `12 s`, `3 min 20 s`, `1 h 05 min`. */
+/** `23 µs`, `28 ms`, `0.61 s`, `12 s`, `3 min 20 s`, `1 h 05 min`. */
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 s";
+  if (value < 0.000995) return `${whole.format(Math.max(1, value * 1e6))} µs`;
   if (value < 0.0995) return `${(value < 0.00995 ? two : whole).format(value * 1000)} ms`;
   if (value < 59.5) return `${(value < 9.95 ? hundredths : whole).format(value)} s`;
   const rest = Math.round(value);

@@ -104,7 +104,8 @@ function showNow(status) {
     say(part(row, "said"), request.why);
   });
   const rest = status.waiting_count - status.waiting.length;
-  say(byId("waiting-rest"), rest > 0 ? `and ${count(rest)} more` : status.waiting.length ? "" : "Nothing is waiting.");
+  const more = status.waiting.length ? `and ${count(rest)} more` : `${count(rest)} waiting`;
+  say(byId("waiting-rest"), rest > 0 ? more : status.waiting.length ? "" : "Nothing is waiting.");
 }
 
 let chart = null;
@@ -177,7 +178,7 @@ function showLinks(status) {
     row.dataset.source = link.of === "disk" || link.to === "disk" ? "disk" : "host";
     say(part(row, "name"), link.name);
     say(part(row, "way"), `${link.of} → ${link.to}`);
-    const used = limit ? `${bytesOf(link.bytes_per_s, limit)}/s` : `${bytes(link.bytes_per_s)}/s, limit not measured yet`;
+    const used = limit ? `${bytesOf(link.bytes_per_s, limit)}/s` : `${bytes(link.bytes_per_s)}/s, limit unknown`;
     say(part(row, "used"), used);
     fillBar(part(row, "kept"), limit ? link.bytes_per_s / limit : 0);
     share(part(row, "bar"), limit ? link.bytes_per_s / limit : 0, `${link.name}, ${link.of} to ${link.to}`, used);
