@@ -8,7 +8,8 @@ import torch
 from tiered_pages import LAYERS, PAGE_SIZE, PARTS, WIDTH, empty_pool
 
 from strata import CopyMover
-from strata.errors import ConfigError, RequestError, StorageError
+from strata._core import LayerHold
+from strata.errors import CapacityError, ConfigError, RequestError, StorageError
 
 
 def test_pages_go_down_and_come_back_layer_by_layer() -> None:
@@ -48,6 +49,44 @@ def test_many_transfers_end_whoever_waits() -> None:
         assert movements[-1].wait(10.0)
         assert all(movement.wait(10.0) for movement in movements)
         assert movements[0].wait_layer(0, 10.0) == "ready"
+
+
+def test_a_page_is_never_written_while_another_transfer_uses_it() -> None:
+    pool, host = empty_pool(8), np.ones((8, LAYERS, PARTS, PAGE_SIZE, WIDTH))
+    hold = LayerHold("load", 1, 20.0)
+    with CopyMover(pool, host, PAGE_SIZE, threads=2, hold=hold) as mover:
+        movement = mover.load([1, 2], [4, 5])
+        assert movement.wait_layer(0, 10.0) == "ready"
+        meeting = [
+            (mover.load, [3], [5], "pool page 5"),
+            (mover.backup, [4], [3], "pool page 4"),
+            (mover.backup, [0], [2], "host page 2"),
+        ]
+        for start, sources, targets, what in meeting:
+            with pytest.raises(RequestError, match=f"{what} is part of a transfer that has not ended"):
+                start(sources, targets)
+        with pytest.raises(RequestError, match="pool page 7 comes twice"):
+            mover.load([3, 4], [7, 7])
+        shared = mover.load([1], [0])  # both read host page 1
+        hold.release()
+        # Nothing touches a load's pages once its last layer is there, whether or not `wait` was called.
+        assert movement.wait_layer(LAYERS - 1, 10.0) == "ready"
+        assert mover.load([3], [5]).wait(10.0) and shared.wait(10.0)
+        assert mover.backup([4], [3]).wait(10.0) and mover.backup([0], [2]).wait(10.0)
+
+
+def test_whoever_waits_for_layers_alone_keeps_no_thread_from_going_on() -> None:
+    count = 4096
+    pool, host = empty_pool(count + 1), np.ones((1, LAYERS, PARTS, PAGE_SIZE, WIDTH))
+    hold = LayerHold("load", 0, 20.0)
+    with CopyMover(pool, host, PAGE_SIZE, hold=hold) as mover:
+        movements = [mover.load([0], [page]) for page in range(count)]
+        with pytest.raises(CapacityError, match=f"{count} transfers have not ended"):
+            mover.load([0], [count])
+        hold.release()
+        assert all(movement.wait_layer(LAYERS - 1, 20.0) == "ready" for movement in movements)
+        assert mover.load([0], [count]).wait(10.0)
+        assert (pool == 1.0).all()
 
 
 def test_wrong_use_is_refused_in_words() -> None:

@@ -4,6 +4,8 @@ words."""
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tiered_pages import LAYERS, PAGE_SIZE, empty_pool, expected, read, write
 
 import strata
 from strata._core import LayerHold
-from strata.errors import CapacityError, ConfigError, LoadFailedError, RequestError
+from strata.errors import CapacityError, ConfigError, LoadFailedError, RequestError, StrataError
 
 PROMPT = list(range(100, 112))
 PAGES = len(PROMPT) // PAGE_SIZE
@@ -160,6 +162,74 @@ def test_a_reservation_waits_for_room() -> None:
             timer.start()
             assert len(match.reserve(PAGES, timeout_s=20.0)) == PAGES
         timer.join()
+
+
+def test_a_wait_for_copies_to_lower_tiers_is_no_refusal() -> None:
+    pool, hold = empty_pool(PAGES), LayerHold("backup", 1, 1.0)
+    with open_cache(pool, write_policy="back", hold=hold) as cache:
+        compute(cache, pool, PROMPT)
+        with cache.match([1, 2]) as match:
+            with pytest.raises(CapacityError, match="can never fit"):
+                match.reserve(PAGES + 1)
+            threading.Timer(0.05, hold.release).start()
+            # Its victims are on their way down, which is all the room that it needs.
+            assert len(match.reserve(PAGES)) == PAGES
+        with cache.match(PROMPT) as match:
+            assert places(match) == (0, len(PROMPT), 0)
+
+
+def test_a_match_that_had_no_room_to_load_loads_again_or_computes() -> None:
+    pool = empty_pool(PAGES)
+    with open_cache(pool) as cache:
+        compute(cache, pool, PROMPT)
+        cache.demote("device")
+        loads, computes, others = cache.match(PROMPT), cache.match(PROMPT), cache.match([1, 2])
+        others.reserve(PAGES)
+        for match in (loads, computes):
+            ticket = match.load(timeout_s=0.0)
+            with pytest.raises(CapacityError, match=f"no room on the device for {PAGES} cached pages"):
+                ticket.pages(10.0)
+        others.release()
+        pages = computes.reserve(PAGES)
+        write(pool, PROMPT, "", 0, pages)
+        computes.commit(PROMPT, pages)
+        computes.release()
+        cache.demote("device")
+        ticket = loads.load()
+        ticket.wait(10.0)
+        np.testing.assert_array_equal(read(pool, ticket.pages(), 0), expected(PROMPT, "", 0))
+        with pytest.raises(RequestError, match="loaded once"):
+            loads.load()
+        loads.release()
+        assert cache.settle() and cache.check()
+
+
+def test_whoever_waits_hears_that_the_cache_was_closed() -> None:
+    cache = open_cache(empty_pool(PAGES), host_memory=0)
+    holds, waits = cache.match([1, 2]), cache.match([3, 4])
+    holds.reserve(PAGES)
+    with ThreadPoolExecutor(1) as threads:
+        heard = threads.submit(waits.reserve, 1, timeout_s=100.0)
+        cache.close()
+        with pytest.raises(StrataError, match="was closed"):
+            heard.result(20.0)
+    waits.release()
+
+
+def test_transfers_of_a_load_are_known_without_asking_for_its_pages() -> None:
+    pool, hold = empty_pool(PAGES), LayerHold("load", 1, 20.0)
+    with open_cache(pool, hold=hold) as cache:
+        compute(cache, pool, PROMPT)
+        cache.demote("device")
+        lease = cache.runtime.lease(np.asarray(PROMPT, np.uint32), "")
+        lease.load(PAGES, 10.0)
+        deadline = time.monotonic() + 20.0
+        while not lease.loads and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert [lease.load_state(load, LAYERS - 1) for load in lease.loads] == ["pending"]
+        hold.release()
+        assert lease.wait_layer(LAYERS - 1, 10.0) == "ready"
+        lease.release()
 
 
 def test_two_engines_that_compute_the_same_keep_their_own_pages() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from mover_world import HOST_PAGES, LAYERS, Transfer, World
+from mover_world import DEVICE_PAGES, HOST_PAGES, LAYERS, Transfer, World
 
 from strata.device import cuda, host_registration
 from strata.device.cuda_runtime import DeviceError
@@ -105,6 +105,20 @@ def test_a_step_whose_end_is_not_recorded_stops_all_transfers() -> None:
         "a load that would not wait for the step was begun"
     )
     assert world.runtime.is_empty
+
+
+def test_what_is_on_the_device_ends_well_when_the_mover_goes_out_of_service() -> None:
+    world = world_of()
+    up = load(world, 3)
+    down = world.queue.submit(Transfer("backup", [DEVICE_PAGES - 1], [HOST_PAGES - 1]))
+    for _ in range(2):
+        world.mover.look()
+    under_way = [world.queue.transfers[number] for number in (up, down)]
+    world.mover._take_out_of_service("no more", fatal=False)
+    assert all(transfer.end is None for transfer in under_way), "the device had not let go yet"
+    world.runtime.drain()
+    world.mover.look()
+    assert [transfer.end for transfer in under_way] == [(3, None), (1, None)]
 
 
 def test_a_cancelled_load_ends_after_what_was_queued_of_it() -> None:

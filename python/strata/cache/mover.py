@@ -15,6 +15,7 @@ from typing import Any
 import numpy.typing as npt
 
 from strata._core import CopyMover as CoreMover
+from strata._core import LayerHold
 from strata._core import Movement as CoreMovement
 from strata.cache.ids import id_array
 from strata.cache.pool import Pool, Tensor
@@ -25,8 +26,9 @@ Pages = Sequence[int] | npt.NDArray[Any]
 
 class CopyMover:
     """Moves pages between `pool`, `[layers, parts, pages, page_size, ...]`, and `host`, `[pages, layers, parts,
-    page_size, ...]`, numpy arrays or torch tensors in RAM of one dtype. A page that moves must not be touched until its
-    Movement ended; which pages may move is the caller's business. All methods may be called from any thread.
+    page_size, ...]`, numpy arrays or torch tensors in RAM of one dtype. A page that moves must not be touched by
+    anybody else, other movers included, until its Movement ended: that is the caller's business. This mover's own
+    transfers never meet. All methods may be called from any thread; `hold` stops transfers for tests.
 
     Raises ConfigError for memory of another shape or for `threads` outside 1 to 16, CapacityError for no threads.
     """
@@ -37,6 +39,8 @@ class CopyMover:
         host: Tensor | npt.NDArray[Any],
         page_size: int = 16,
         threads: int = 1,
+        *,
+        hold: LayerHold | None = None,
     ) -> None:
         near = Pool.of(pool, page_size)
         near.require_ram()
@@ -56,11 +60,14 @@ class CopyMover:
             (near.address, near.size_bytes, near.pages, pool),
             (far.address, far.size_bytes, found[0], host),
             threads,
+            hold,
         )
 
     def load(self, host_pages: Pages, pool_pages: Pages) -> Movement:
         """Begins to copy host pages to as many pool pages. Raises RequestError for what are no page ids or not as many
-        of both, CapacityError while too much waits, StorageError after `close`."""
+        of both, and for pages that a transfer under way writes, or reads while this one would write them (a load whose
+        layers are all there is over); CapacityError while 4,096 transfers have not ended; StorageError after `close`.
+        """
         return self._start("load", host_pages, pool_pages)
 
     def backup(self, pool_pages: Pages, host_pages: Pages) -> Movement:
@@ -72,7 +79,8 @@ class CopyMover:
         return Movement(started, self._layers)
 
     def close(self) -> None:
-        """Stops the threads; what is under way ends as cancelled. Idempotent."""
+        """Stops the threads; what is under way ends as cancelled, and both memories are the caller's again. Idempotent.
+        Raises StrataError if a thread still runs after some two seconds: then they are not yet."""
         self._mover.close()
 
     def __enter__(self) -> CopyMover:
@@ -93,7 +101,8 @@ class Movement:
 
     def wait_layer(self, layer: int, timeout_s: float) -> str:
         """Whether layer `layer` is in its place: `ready`, `failed` or, after `timeout_s` seconds, `timeout`. Of a
-        backup all layers are there at its end. Raises RequestError for a layer that the pool has not."""
+        backup all layers are there at its end. After `failed` threads may still touch the pages until `wait` returns.
+        Raises RequestError for a layer that the pool has not."""
         if not 0 <= layer < self._layers:
             raise RequestError(f"layer {layer} is none of the pool's {self._layers}")
         try:

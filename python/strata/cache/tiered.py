@@ -2,9 +2,11 @@
 host memory and disk behind them.
 
 What holds: a page that matches has exactly the bytes that were committed for its tokens; what comes from host or disk
-is there, layer by layer, when `Ticket.wait_layer` returns; no wait is longer than its `timeout_s`; a fault makes a
-shorter match or an error in words, never wrong bytes. Source: section 3 of the Strata paper (layer-first and page-first
-layouts, overlapped loads, write policies); the decisions are those of `strata serve`, made by the same Core.
+is there, layer by layer, when `Ticket.wait_layer` returns; a fault makes a shorter match or an error in words, never
+wrong bytes. No wait is longer than its `timeout_s`, but for one: room on the device is waited for up to ten seconds
+while pages on their way down will make all of it. Whoever waits when the cache is closed, or fails, gets a StrataError
+with the reason at once. Source: section 3 of the Strata paper (layer-first and page-first layouts, overlapped loads,
+write policies); the decisions are those of `strata serve`, made by the same Core.
 """
 
 from __future__ import annotations
@@ -82,7 +84,8 @@ class TieredMatch:
         """Begins to bring the prefix to the device, its first `tokens` tokens at most, in whole pages. Returns at once.
 
         Pages that the disk has not given within `timeout_s` seconds end the prefix; they are computed like any others.
-        Raises RequestError the second time, and after `commit`.
+        Where the device has no room (`Ticket.pages` raises CapacityError), nothing was loaded: load again later, or
+        compute and commit. Raises RequestError for any other second time, and after `commit`.
         """
         most = self.tokens if tokens is None else min(tokens, self.tokens)
         if most < 0:
@@ -93,8 +96,10 @@ class TieredMatch:
 
     def reserve(self, count: int, timeout_s: float = 0.0) -> npt.NDArray[np.uint32]:
         """`count` page ids (uint32) to compute into, the least recently used evicted. They are this match's alone.
-        Waits for room at most `timeout_s` seconds. Raises CapacityError if pinned and reserved pages leave too
-        little."""
+        Waits for room at most `timeout_s` seconds; longer, up to ten seconds in all, only while pages on their way down
+        will make all the room that is needed (the write policy `back` copies before it evicts). Raises CapacityError
+        if pinned and reserved pages leave too little, RequestError after `release`, StrataError if the cache is closed
+        meanwhile."""
         self._cache.ensure_open()
         if not 0 <= count < 2**32:
             raise RequestError(f"{count} pages cannot be reserved: give 0 or more")
@@ -155,8 +160,8 @@ class Ticket:
         """The page table (uint32) of the prefix that is loaded, first page first. Known at once unless pages come from
         disk; what does not come from there is left out, so it may be shorter than what was found.
 
-        Waits at most `timeout_s` seconds, by default those given to `load`, and a moment. Raises CapacityError if the
-        device has no room for it, LoadFailedError if it is not known in time.
+        Waits at most `timeout_s` seconds, by default those given to `load` and one more. Raises CapacityError if the
+        device has no room for it, LoadFailedError if it is not known in time: room is waited for as in `reserve`.
         """
         limit = self._timeout_s + 1.0 if timeout_s is None else timeout_s
         pages = self._lease.pages(limit)
@@ -174,8 +179,8 @@ class Ticket:
 
     def wait_layer(self, layer: int, timeout_s: float = 30.0) -> None:
         """Returns once layer `layer` of all pages is on the device: an atomic read if it is there already. Raises
-        LoadFailedError if it does not come (`late`: not within `timeout_s` seconds). A failed load is void: release
-        the match, and match again."""
+        LoadFailedError if it does not come (`late`: not within `timeout_s` seconds), and as `pages`. A failed load is
+        void: release the match, and match again."""
         if not 0 <= layer < self._layers:
             raise RequestError(f"layer {layer} is none of the pool's {self._layers}")
         outcome = self._wait(layer, timeout_s)
@@ -199,7 +204,8 @@ class Ticket:
         self.wait_layer(self._layers - 1, timeout_s)
 
     def done(self) -> bool:
-        """Whether all layers are there, without waiting. False for a load that failed."""
+        """Whether all layers are there, without waiting. False for a load that failed; raises as `pages` for one that
+        has not begun."""
         return self._lease.wait_layer(self._layers - 1, 0.0) == "ready"
 
     def cancel(self) -> None:

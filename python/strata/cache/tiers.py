@@ -212,12 +212,14 @@ class Tiers:
 
     def close(self, demote_s: float = 30.0) -> None:
         """Moves what memory holds to disk within `demote_s` seconds, syncs and stops. The pool is the caller's again.
-        Idempotent. Raises StorageError if the disk refuses."""
+        Whoever waits for pages or for a load gets a StrataError. Idempotent. Raises StorageError if the disk refuses.
+        """
         if self._closed:
             return
         self._closed = True
         try:
             try:
+                self._runtime.refuse_waiting_leases()
                 if demote_s > 0 and self._runtime.stats()["disk_capacity_pages"] > 0:
                     move_to_disk(self._runtime, demote_s)
             finally:

@@ -449,13 +449,15 @@ class CudaMover:
             if self._lost:
                 return  # it has ended with all others
             # The ticket first: whoever does not find the load here reads it there.
-            if flight.cancelled:
-                self._queue.cancelled(flight.transfer, busy)
-            elif flight.failure is not None:
-                self._queue.done(flight.transfer, 0, 0, busy, flight.failure)
-            else:
+            if flight.ready == flight.commands:
+                # All of it is there, whatever has gone wrong beside it since.
                 moved = flight.pages * self._edge.page_bytes
                 self._queue.done(flight.transfer, flight.pages, moved, busy)
+            elif flight.cancelled:
+                self._queue.cancelled(flight.transfer, busy)
+            else:
+                failure = flight.failure or "the device did not carry all of it out"
+                self._queue.done(flight.transfer, 0, 0, busy, failure)
             lane.flights.popleft()
             del self._flights[flight.transfer]
             self._changed.notify_all()

@@ -128,6 +128,24 @@ impl CacheController {
         Ok(Some(Admitted { pin, pages, sources, tickets, loads }))
     }
 
+    /// Pages of the device that `admit` would need for loads of the first `usable` pages.
+    pub fn pages_to_load(
+        &self,
+        namespace: &Namespace,
+        tokens: &[Token],
+        usable: u32,
+    ) -> Result<u32, ControlError> {
+        let found = self.lookup(namespace, self.head(tokens, usable))?;
+        Ok(self.cut(&found, true).2.iter().map(|run| run.host.len() as u32).sum())
+    }
+
+    /// Loads that are not over fail. What a Mover has of them goes on, and nobody reads it.
+    pub fn fail_loads(&self) {
+        for ticket in self.transfers.tickets() {
+            ticket.fail();
+        }
+    }
+
     /// The usable prefix of a match: a page table with holes for the pages to load, and those pages in runs.
     pub(crate) fn cut(
         &self,

@@ -240,6 +240,13 @@ impl CacheController {
         self.pools[tier.index()].free_pages() + evictable as u32
     }
 
+    /// As `available`, once the copies of the tier that are under way have ended: until then they pin what they read.
+    pub fn available_after_copies(&self, tier: TierId) -> Result<u32, ControlError> {
+        let copies = self.transfers.sources();
+        let evictable = self.tree.evictable_without(self.config.group, tier, copies)?;
+        Ok(self.pools[tier.index()].free_pages() + evictable as u32)
+    }
+
     /// Whole pages in this many tokens.
     pub(crate) fn whole_pages(&self, tokens: usize) -> u32 {
         (tokens / self.config.page_size as usize) as u32

@@ -176,6 +176,16 @@ impl TransferTable {
         found
     }
 
+    /// What transfers pin.
+    pub fn sources(&self) -> impl Iterator<Item = &Pin> {
+        self.transfers.values().filter_map(|transfer| transfer.source.as_ref())
+    }
+
+    /// The tickets of loads.
+    pub fn tickets(&self) -> impl Iterator<Item = &Arc<LoadTicket>> {
+        self.transfers.values().filter_map(|transfer| transfer.ticket.as_ref())
+    }
+
     pub fn count(&self, kind: TransferKind) -> usize {
         self.counts.get(&kind).copied().unwrap_or(0)
     }

@@ -64,6 +64,8 @@ pub struct Core {
     /// What engines hold that schedule for themselves, and what they wait for.
     pub(crate) leases: HashMap<RequestId, Lease>,
     pub(crate) asks: VecDeque<Ask>,
+    /// The cache is being closed: nobody comes to wait any more.
+    pub(crate) refuses_asks: bool,
     pub(crate) next_lease: u64,
     pub(crate) outbox: VecDeque<Action>,
     pub(crate) stats: CoreStats,
@@ -103,6 +105,7 @@ impl Core {
             maintenance: VecDeque::new(),
             leases: HashMap::new(),
             asks: VecDeque::new(),
+            refuses_asks: false,
             next_lease: 0,
             outbox: VecDeque::new(),
             stats: CoreStats::default(),
@@ -314,6 +317,11 @@ impl Core {
         }
         self.control.completed(completion)?;
         self.apply()
+    }
+
+    /// Loads that are not over fail: nobody will hear how they end.
+    pub fn fail_loads(&self) {
+        self.control.fail_loads();
     }
 
     /// No Mover takes this transfer.

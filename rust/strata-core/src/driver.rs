@@ -2,6 +2,7 @@
 //! Requests, answers and completions come in through bounded lock-free queues, plans go out through one. The
 //! thread never takes Python's lock and never waits for a Mover or the engine; whoever waits for it has a bound.
 
+use crate::answer::{answer, Answer};
 use crate::core::Core;
 use crate::lease_handle::LeaseCall;
 use crate::maintenance::MaintenanceReport;
@@ -10,10 +11,11 @@ use crate::request::NewRequest;
 use crate::stats::{CoreStats, WaitingReport};
 use crate::CoreError;
 use crossbeam_channel::{
-    bounded, select, Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError,
+    bounded, select, unbounded, Receiver, RecvTimeoutError, SendTimeoutError, Sender, TrySendError,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -104,27 +106,40 @@ pub(crate) enum Command {
 pub struct DriverHandle {
     commands: Sender<Command>,
     work: Receiver<Work>,
-    failure: Arc<std::sync::OnceLock<String>>,
+    /// Leases to close. It has no bound of its own, since it holds each lease at most once: whoever forgets one must not
+    /// have to wait for that.
+    pub(crate) closed_leases: Sender<RequestId>,
+    /// Why Core has stopped.
+    end: Answer<String>,
 }
 
 impl DriverHandle {
-    fn stopped(&self) -> DriverError {
-        DriverError::Stopped(self.failure.get().cloned().unwrap_or_else(|| "it was shut down".into()))
+    /// Why Core has stopped, or is about to: whoever asked what it failed at hears of that first.
+    pub fn stopped(&self) -> DriverError {
+        DriverError::Stopped(self.end.wait(ANSWER).unwrap_or_else(|_| "it does not say why".into()))
     }
 
     fn send(&self, command: Command) -> Result<(), DriverError> {
-        self.commands.try_send(command).map_err(|error| match error {
+        let sent = self.commands.try_send(command).map_err(|error| match error {
             TrySendError::Full(_) => DriverError::Busy,
             TrySendError::Disconnected(_) => self.stopped(),
-        })
+        });
+        sent.and_then(|()| self.still_runs())
+    }
+
+    /// Core says that it ends before it empties its queue for the last time: what was sent before this sees no end is
+    /// carried out or thrown away, and never left behind.
+    fn still_runs(&self) -> Result<(), DriverError> {
+        self.end.wait(Duration::ZERO).map_or(Ok(()), |why| Err(DriverError::Stopped(why)))
     }
 
     /// As `send`, but waits for room: the engine's reports and aborts must not be lost.
     pub(crate) fn send_surely(&self, command: Command) -> Result<(), DriverError> {
-        self.commands.send_timeout(command, ANSWER).map_err(|error| match error {
+        let sent = self.commands.send_timeout(command, ANSWER).map_err(|error| match error {
             SendTimeoutError::Timeout(_) => DriverError::NoAnswer(ANSWER),
             SendTimeoutError::Disconnected(_) => self.stopped(),
-        })
+        });
+        sent.and_then(|()| self.still_runs())
     }
 
     pub(crate) fn ask<T>(
@@ -255,12 +270,14 @@ impl Driver {
     ) -> std::io::Result<Driver> {
         let (commands, command_queue) = bounded(COMMANDS);
         let (work, work_queue) = bounded(plans + 1024);
-        let failure = Arc::new(std::sync::OnceLock::new());
-        let handle = DriverHandle { commands, work: work_queue, failure: Arc::clone(&failure) };
+        let (closed_leases, closed_queue) = unbounded();
+        let (end_giver, end) = answer();
+        let handle = DriverHandle { commands, work: work_queue, closed_leases, end };
         let looping = Loop {
             core,
             movers,
             commands: command_queue,
+            closed_leases: closed_queue,
             completions,
             work,
             backlog: VecDeque::new(),
@@ -271,10 +288,13 @@ impl Driver {
         };
         let thread = std::thread::Builder::new().name("strata-core".into()).spawn(move || {
             let mut looping = looping;
-            if let Err(error) = looping.run() {
-                // The first failure is the one that stopped it; the cell is only ever set here.
-                let _first = failure.set(error.to_string());
-            }
+            let why = match catch_unwind(AssertUnwindSafe(|| looping.run())) {
+                Ok(Ok(())) => "it was closed".into(),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "its thread panicked".into(),
+            };
+            // Before Core is let go of: then whoever waits asks why.
+            let _only_here = end_giver.give(why);
         })?;
         Ok(Driver { handle, thread: Some(thread) })
     }
@@ -304,6 +324,7 @@ struct Loop {
     core: Core,
     movers: Movers,
     commands: Receiver<Command>,
+    closed_leases: Receiver<RequestId>,
     completions: CompletionReceiver,
     work: Sender<Work>,
     /// Work that the engine has no room for yet.
@@ -316,6 +337,15 @@ struct Loop {
     proven: bool,
 }
 
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // A channel keeps what nobody reads: whoever asked is told now.
+        while self.commands.try_recv().is_ok() {}
+        // Some loads no Mover has seen, and of none will anybody hear.
+        self.core.fail_loads();
+    }
+}
+
 impl Loop {
     fn now(&self) -> Time {
         Time(0) + self.start.elapsed()
@@ -326,10 +356,14 @@ impl Loop {
             let patience = self.patience();
             let mut stop = false;
             let (commands, completions) = (self.commands.clone(), self.completions.clone());
+            let closed_leases = self.closed_leases.clone();
             select! {
                 recv(commands) -> command => match command {
                     Ok(command) => stop = self.handle(command)?,
                     Err(_) => return Ok(()),
+                },
+                recv(closed_leases) -> lease => if let Ok(lease) = lease {
+                    self.core.close_lease(self.now(), lease)?;
                 },
                 recv(completions) -> completion => if let Ok(completion) = completion {
                     self.core.transfer_done(self.now(), completion)?;
@@ -348,6 +382,7 @@ impl Loop {
             while let (false, Ok(command)) = (stop, commands.try_recv()) {
                 stop = self.handle(command)?;
             }
+            self.close_leases()?;
             while let Ok(completion) = completions.try_recv() {
                 self.core.transfer_done(self.now(), completion)?;
             }
@@ -376,7 +411,16 @@ impl Loop {
         until.unwrap_or(LONGEST_SLEEP).clamp(RETRY, LONGEST_SLEEP)
     }
 
+    fn close_leases(&mut self) -> Result<(), CoreError> {
+        while let Ok(lease) = self.closed_leases.try_recv() {
+            self.core.close_lease(self.now(), lease)?;
+        }
+        Ok(())
+    }
+
     fn handle(&mut self, command: Command) -> Result<bool, CoreError> {
+        // Whoever closed a lease before sending this finds it closed.
+        self.close_leases()?;
         let now = self.now();
         match command {
             Command::Arrived(request) => self.core.arrived(now, request)?,

@@ -3,9 +3,10 @@
 //!
 //! What holds: a lease keeps what it found where it was until it has loaded it or is closed; its pages match for others
 //! only once they are committed; what it reserved and did not commit is free again when it closes. A question that has to
-//! wait, for a disk or for room, is answered by its deadline at the latest.
+//! wait, for a disk or for room, is answered by its deadline; later, and within `LONGEST_SAVE` of the question, only while
+//! pages that are on their way down will make all the room that it needs. When Core ends, its giver tells.
 
-use crate::answer::Answer;
+use crate::answer::{Answer, Giver};
 use crate::core::Core;
 use crate::CoreError;
 use std::collections::HashSet;
@@ -18,8 +19,8 @@ use thiserror::Error;
 
 /// Leases are numbered from here on, requests by their submitters.
 const FIRST_LEASE: u64 = 1 << 63;
-/// The longest that room for a page is waited for because copies to lower tiers are about to make it.
-const LONGEST_SAVE: Duration = Duration::from_secs(10);
+/// The longest that room is waited for, from the question on, because copies to lower tiers are about to make it.
+pub(crate) const LONGEST_SAVE: Duration = Duration::from_secs(10);
 
 /// Why a lease does not do what it was asked to.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub enum LeaseError {
     /// The device has no room.
     #[error("{0}")]
     NoRoom(String),
+    /// The cache is being closed.
+    #[error("the cache was closed while this waited")]
+    Closed,
 }
 
 /// A lease and what it found, in pages from the start of the sequence, by the fastest tier that holds each.
@@ -53,9 +57,11 @@ pub struct LeaseLoad {
 }
 
 /// Where the answer to a load goes.
-pub type LoadAnswer = Arc<Answer<Result<LeaseLoad, LeaseError>>>;
+pub type LoadGiver = Giver<Result<LeaseLoad, LeaseError>>;
+/// Where it is waited for.
+pub type LoadAnswer = Answer<Result<LeaseLoad, LeaseError>>;
 /// Where the answer to a reservation goes.
-pub type ReserveAnswer = Arc<Answer<Result<Vec<PageId>, LeaseError>>>;
+pub type ReserveGiver = Giver<Result<Vec<PageId>, LeaseError>>;
 
 /// One sequence of a foreign engine.
 #[derive(Debug)]
@@ -126,16 +132,17 @@ pub(crate) struct Ask {
 
 #[derive(Debug)]
 enum Want {
-    Load(u32, LoadAnswer),
-    Reserve(u32, ReserveAnswer),
+    Load(u32, LoadGiver),
+    Reserve(u32, ReserveGiver),
 }
 
 impl Ask {
     fn refuse(&self, error: LeaseError) {
-        match &self.want {
-            Want::Load(_, answer) => answer.give(Err(error)),
-            Want::Reserve(_, answer) => answer.give(Err(error)),
-        }
+        // Whoever asked may have given up waiting.
+        let _gone = match &self.want {
+            Want::Load(_, giver) => giver.give(Err(error)).is_ok(),
+            Want::Reserve(_, giver) => giver.give(Err(error)).is_ok(),
+        };
     }
 }
 
@@ -173,6 +180,21 @@ impl Core {
         Ok(LeaseFound { id, pages, load: self.lease_load_time(pages) })
     }
 
+    /// As `open_lease`, for someone who may have stopped waiting: a lease that nobody knows of is closed again.
+    pub fn open_lease_for(
+        &mut self,
+        now: Time,
+        namespace: Namespace,
+        tokens: Vec<Token>,
+        giver: &Giver<LeaseFound>,
+    ) -> Result<(), CoreError> {
+        let found = self.open_lease(now, namespace, tokens)?;
+        match giver.give(found) {
+            Ok(()) => Ok(()),
+            Err(found) => self.close_lease(now, found.id),
+        }
+    }
+
     /// How long bringing so many pages up will take.
     fn lease_load_time(&self, [_, host, disk]: [u32; 3]) -> Option<Duration> {
         let bytes = |pages: u32| u64::from(pages) * self.control.config().page_bytes;
@@ -182,8 +204,8 @@ impl Core {
     }
 
     /// Brings the first `pages` pages of what was found to the device, as many as come: a page that the disk does not
-    /// give within `limit` ends the prefix before it.
-    pub fn load_lease(&mut self, now: Time, id: RequestId, pages: u32, limit: Duration, answer: LoadAnswer) {
+    /// give within `limit` ends the prefix before it. Where the device has no room for it, the lease is as it was.
+    pub fn load_lease(&mut self, now: Time, id: RequestId, pages: u32, limit: Duration, giver: LoadGiver) {
         self.at(now);
         let error = match self.leases.get_mut(&id) {
             None => Some("the match was released: match again"),
@@ -194,25 +216,40 @@ impl Core {
                 None
             }
         };
-        let ask = Ask { lease: id, want: Want::Load(pages, answer), since: now, until: now + limit };
+        let ask = Ask { lease: id, want: Want::Load(pages, giver), since: now, until: now + limit };
         match error {
             Some(text) => ask.refuse(LeaseError::Misuse(text.into())),
-            None => self.asks.push_back(ask),
+            None => self.take_ask(ask),
+        }
+    }
+
+    fn take_ask(&mut self, ask: Ask) {
+        match self.refuses_asks {
+            true => ask.refuse(LeaseError::Closed),
+            false => self.asks.push_back(ask),
+        }
+    }
+
+    /// Answers whoever waits, and whoever will, that the cache is closed.
+    pub fn refuse_waiting_leases(&mut self) {
+        self.refuses_asks = true;
+        for ask in std::mem::take(&mut self.asks) {
+            ask.refuse(LeaseError::Closed);
         }
     }
 
     /// Reserves device pages to compute into, evicting the least recently used. Where there is no room, waits for it
-    /// until `limit` has passed.
+    /// until `limit` has passed. Pages that whoever asked no longer waits for are free again.
     pub fn reserve_lease(
         &mut self,
         now: Time,
         id: RequestId,
         count: u32,
         limit: Duration,
-        answer: ReserveAnswer,
+        giver: ReserveGiver,
     ) {
         self.at(now);
-        let ask = Ask { lease: id, want: Want::Reserve(count, answer), since: now, until: now + limit };
+        let ask = Ask { lease: id, want: Want::Reserve(count, giver), since: now, until: now + limit };
         let capacity = self.control.capacity(TierId::DEVICE);
         if !self.leases.contains_key(&id) {
             return ask.refuse(LeaseError::Misuse("the match was released: match again".into()));
@@ -223,7 +260,7 @@ impl Core {
             );
             return ask.refuse(LeaseError::NoRoom(text));
         }
-        self.asks.push_back(ask);
+        self.take_ask(ask);
     }
 
     /// Makes reserved pages match: they hold the whole pages of `tokens` after those that the lease has loaded or
@@ -367,8 +404,8 @@ impl Core {
     pub(crate) fn answer_leases(&mut self) -> Result<(), CoreError> {
         for ask in std::mem::take(&mut self.asks) {
             let answered = match &ask.want {
-                Want::Load(pages, answer) => self.try_load(&ask, *pages, answer)?,
-                Want::Reserve(count, answer) => self.try_reserve(&ask, *count, answer)?,
+                Want::Load(pages, giver) => self.try_load(&ask, *pages, giver)?,
+                Want::Reserve(count, giver) => self.try_reserve(&ask, *count, giver)?,
             };
             if !answered {
                 self.asks.push_back(ask);
@@ -377,10 +414,13 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a question may go on waiting for room on the device.
-    fn waits_for_room(&self, ask: &Ask) -> bool {
+    /// Whether a question may go on waiting for room for so many pages.
+    fn waits_for_room(&self, ask: &Ask, pages: u32) -> Result<bool, CoreError> {
+        if self.now < ask.until {
+            return Ok(true);
+        }
         let saving = self.control.making_room(TierId::DEVICE) && self.now.since(ask.since) < LONGEST_SAVE;
-        self.now < ask.until || saving
+        Ok(saving && self.control.available_after_copies(TierId::DEVICE)? >= pages)
     }
 
     fn no_room(&self, wanted: &str) -> LeaseError {
@@ -392,22 +432,25 @@ impl Core {
         ))
     }
 
-    fn try_reserve(&mut self, ask: &Ask, count: u32, answer: &ReserveAnswer) -> Result<bool, CoreError> {
+    fn try_reserve(&mut self, ask: &Ask, count: u32, giver: &ReserveGiver) -> Result<bool, CoreError> {
         let Some(lease) = self.leases.get_mut(&ask.lease) else { return Ok(true) };
         let mut pages = Vec::new();
         if self.control.reserve_device(count, &mut pages)? {
             lease.reserved.extend(&pages);
-            answer.give(Ok(pages));
+            if let Err(Ok(pages)) = giver.give(Ok(pages)) {
+                lease.reserved.retain(|page| !pages.contains(page));
+                self.control.free_device(&pages)?;
+            }
             return Ok(true);
         }
-        if self.waits_for_room(ask) {
+        if self.waits_for_room(ask, count)? {
             return Ok(false);
         }
-        answer.give(Err(self.no_room(&format!("{count} pages to compute into"))));
+        ask.refuse(self.no_room(&format!("{count} pages to compute into")));
         Ok(true)
     }
 
-    fn try_load(&mut self, ask: &Ask, most: u32, answer: &LoadAnswer) -> Result<bool, CoreError> {
+    fn try_load(&mut self, ask: &Ask, most: u32, giver: &LoadGiver) -> Result<bool, CoreError> {
         let id = ask.lease;
         let late = self.now >= ask.until;
         let Some(lease) = self.leases.get_mut(&id) else { return Ok(true) };
@@ -426,10 +469,12 @@ impl Core {
         let there = self.control.above_disk(&lease.namespace, &lease.tokens, usable)?;
         let admitted = self.control.admit(id, &lease.namespace, &lease.tokens, there, there, true, 0)?;
         let Some(admitted) = admitted else {
-            if self.waits_for_room(ask) {
+            let wanted = self.control.pages_to_load(&lease.namespace, &lease.tokens, there)?;
+            if self.waits_for_room(ask, wanted)? {
                 return Ok(false);
             }
-            answer.give(Err(self.no_room(&format!("{there} cached pages"))));
+            self.forget_load(id)?;
+            ask.refuse(self.no_room(&format!("{wanted} cached pages")));
             return Ok(true);
         };
         let (held, load) = Held::of(admitted);
@@ -440,8 +485,17 @@ impl Core {
             self.control.unpin(pin)?;
         }
         self.end_lease_prefetch(id, prefetch)?;
-        answer.give(Ok(load));
+        // The lease has it, whether or not anybody waits for it.
+        let _gone = giver.give(Ok(load));
         Ok(true)
+    }
+
+    /// The lease is as it was before it was asked to load.
+    fn forget_load(&mut self, id: RequestId) -> Result<(), CoreError> {
+        let Some(lease) = self.leases.get_mut(&id) else { return Ok(()) };
+        lease.asked = false;
+        let prefetch = lease.prefetch.take();
+        self.end_lease_prefetch(id, prefetch)
     }
 
     /// A lease's load is over and its pages are whole.

@@ -1,11 +1,11 @@
-//! Leases from the caller's side of Core's thread.
+//! Leases from the caller's side of Core's thread. What holds: an answer that comes after its question was given up leaves
+//! nothing behind, and whoever waits hears at once when Core stops.
 
-use crate::answer::Answer;
+use crate::answer::{answer, Giver, NoAnswer};
 use crate::core::Core;
 use crate::driver::{Command, DriverError, DriverHandle, ANSWER};
-use crate::lease::{LeaseError, LeaseFound, LoadAnswer, ReserveAnswer};
+use crate::lease::{LeaseError, LeaseFound, LoadAnswer, LONGEST_SAVE};
 use crate::CoreError;
-use std::sync::Arc;
 use std::time::Duration;
 use strata_types::{Namespace, PageId, RequestId, Time, Token};
 
@@ -13,53 +13,59 @@ use strata_types::{Namespace, PageId, RequestId, Time, Token};
 pub(crate) type LeaseCall = Box<dyn FnOnce(&mut Core, Time) -> Result<(), CoreError> + Send>;
 
 impl DriverHandle {
-    /// Carries `call` out on Core's thread and brings its result back.
+    /// Carries `call` out on Core's thread and waits for what it gives.
     fn on_core<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&mut Core, Time) -> Result<T, CoreError> + Send + 'static,
+        limit: Duration,
+        call: impl FnOnce(&mut Core, Time, Giver<T>) -> Result<(), CoreError> + Send + 'static,
     ) -> Result<T, DriverError> {
-        self.ask(ANSWER, |reply| {
-            Command::Lease(Box::new(move |core, now| {
-                // Whoever asked may have given up waiting.
-                let _gone = reply.try_send(call(core, now)?);
-                Ok(())
-            }))
+        let (giver, answer) = answer();
+        self.send_surely(Command::Lease(Box::new(move |core, now| call(core, now, giver))))?;
+        answer.take(limit).map_err(|none| match none {
+            NoAnswer::Late => DriverError::NoAnswer(limit),
+            NoAnswer::Lost => self.stopped(),
         })
     }
 
     /// Looks a sequence up and keeps what is found where it is.
     pub fn open_lease(&self, namespace: Namespace, tokens: Vec<Token>) -> Result<LeaseFound, DriverError> {
-        self.on_core(move |core, now| core.open_lease(now, namespace, tokens))
+        self.on_core(ANSWER, move |core, now, giver| core.open_lease_for(now, namespace, tokens, &giver))
     }
 
     /// Begins to bring the first `pages` pages of what was found to the device. The answer comes when the last page that
-    /// had to be read from disk is there, or `limit` has passed.
+    /// had to be read from disk is there, or `limit` has passed; later only for room, as for `reserve_lease`. It is lost
+    /// when Core stops.
     pub fn load_lease(&self, id: RequestId, pages: u32, limit: Duration) -> Result<LoadAnswer, DriverError> {
-        let answer = Arc::new(Answer::default());
-        let given = Arc::clone(&answer);
+        let (giver, answer) = answer();
         let call = move |core: &mut Core, now| {
-            core.load_lease(now, id, pages, limit, given);
+            core.load_lease(now, id, pages, limit, giver);
             Ok(())
         };
         self.send_surely(Command::Lease(Box::new(call)))?;
         Ok(answer)
     }
 
-    /// Asks for pages to compute into. The answer comes when there is room, or `limit` has passed.
+    /// Pages to compute into. Waits for room until `limit` has passed; longer, up to `LONGEST_SAVE` in all, only while
+    /// pages that are on their way down will make enough of it.
     pub fn reserve_lease(
         &self,
         id: RequestId,
         count: u32,
         limit: Duration,
-    ) -> Result<ReserveAnswer, DriverError> {
-        let answer = Arc::new(Answer::default());
-        let given = Arc::clone(&answer);
-        let call = move |core: &mut Core, now| {
-            core.reserve_lease(now, id, count, limit, given);
+    ) -> Result<Result<Vec<PageId>, LeaseError>, DriverError> {
+        self.on_core(limit.max(LONGEST_SAVE) + ANSWER, move |core, now, giver| {
+            core.reserve_lease(now, id, count, limit, giver);
+            Ok(())
+        })
+    }
+
+    /// Refuses every lease that waits, and those that come to wait: the cache is being closed.
+    pub fn refuse_waiting_leases(&self) -> Result<(), DriverError> {
+        let call = |core: &mut Core, _| {
+            core.refuse_waiting_leases();
             Ok(())
         };
-        self.send_surely(Command::Lease(Box::new(call)))?;
-        Ok(answer)
+        self.send_surely(Command::Lease(Box::new(call)))
     }
 
     /// Makes reserved pages match. Returns those for which the cache had others.
@@ -69,7 +75,11 @@ impl DriverHandle {
         tokens: Vec<Token>,
         pages: Vec<PageId>,
     ) -> Result<Result<Vec<PageId>, LeaseError>, DriverError> {
-        self.on_core(move |core, now| core.commit_lease(now, id, tokens, &pages))
+        self.on_core(ANSWER, move |core, now, giver| {
+            // Whoever asked may have given up waiting; the pages match all the same.
+            let _gone = giver.give(core.commit_lease(now, id, tokens, &pages)?);
+            Ok(())
+        })
     }
 
     /// Gives reserved pages back.
@@ -78,11 +88,15 @@ impl DriverHandle {
         id: RequestId,
         pages: Vec<PageId>,
     ) -> Result<Result<(), LeaseError>, DriverError> {
-        self.on_core(move |core, now| core.abort_lease(now, id, &pages))
+        self.on_core(ANSWER, move |core, now, giver| {
+            let _gone = giver.give(core.abort_lease(now, id, &pages)?);
+            Ok(())
+        })
     }
 
-    /// Lets everything go. Does not wait: what comes later finds it done.
-    pub fn close_lease(&self, id: RequestId) -> Result<(), DriverError> {
-        self.send_surely(Command::Lease(Box::new(move |core, now| core.close_lease(now, id))))
+    /// Lets everything go. Never waits and never fails: what comes later finds it done, and a Core that has stopped keeps
+    /// nothing.
+    pub fn close_lease(&self, id: RequestId) {
+        let _stopped = self.closed_leases.send(id);
     }
 }

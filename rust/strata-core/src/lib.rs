@@ -24,10 +24,10 @@ mod stats;
 mod waiting;
 
 pub use crate::core::Core;
-pub use answer::Answer;
+pub use answer::{answer, Answer, Giver, NoAnswer};
 pub use config::CoreConfig;
 pub use driver::{Driver, DriverError, DriverHandle, Movers, Work};
-pub use lease::{LeaseError, LeaseFound, LeaseLoad, LoadAnswer, ReserveAnswer};
+pub use lease::{LeaseError, LeaseFound, LeaseLoad, LoadAnswer, LoadGiver, ReserveGiver};
 pub use link_trial::{LinkTrial, TrialError, TrialLimits};
 pub use maintenance::MaintenanceReport;
 pub use plan::{Action, Plan, PlanKind, PlanRow, Refusal, RefusalKind, RowResult, StepFailure, StepTime};

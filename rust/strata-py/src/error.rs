@@ -105,6 +105,7 @@ impl From<LeaseError> for Failure {
         match error {
             LeaseError::Misuse(text) => Failure::Request(text),
             LeaseError::NoRoom(text) => Failure::Capacity(text),
+            LeaseError::Closed => Failure::Stopped(error.to_string()),
         }
     }
 }

@@ -6,13 +6,11 @@ use crate::runtime::seconds;
 use crate::tickets;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::prelude::*;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use strata_core::{DriverError, DriverHandle, LeaseFound, LeaseLoad, LoadAnswer};
+use strata_core::{DriverHandle, LeaseError, LeaseFound, LeaseLoad, LoadAnswer, NoAnswer};
 use strata_types::{Namespace, PageId, Token};
-
-/// Beyond its deadline, how long an answer is waited for that Core gives at the deadline.
-const GRACE: Duration = Duration::from_secs(15);
 
 /// A sequence that an engine works on: cached pages, loads, reservations. Safe to share between threads.
 #[pyclass(frozen, module = "strata._core")]
@@ -20,12 +18,29 @@ pub struct Lease {
     handle: DriverHandle,
     found: LeaseFound,
     page_size: usize,
-    /// A load was asked for, and where its answer will be. No lock: one that is held while the interpreter's is let go of
-    /// could be waited for by whoever has the interpreter's.
-    claimed: OnceLock<()>,
-    asked: OnceLock<LoadAnswer>,
+    /// The lock is held for a look and never while anything is waited for: whoever has it may have the interpreter's too.
+    asked: Mutex<Asked>,
     loaded: OnceLock<LeaseLoad>,
-    closed: OnceLock<()>,
+    closed: AtomicBool,
+}
+
+/// Whether a load was asked for.
+enum Asked {
+    No,
+    /// Somebody is about to.
+    Claimed,
+    Yes(LoadAnswer),
+}
+
+impl Asked {
+    /// Whether `load` may be called: for the first time, or since the device had no room for what it was to bring.
+    fn is_open(&self) -> bool {
+        match self {
+            Asked::No => true,
+            Asked::Claimed => false,
+            Asked::Yes(answer) => matches!(answer.wait(Duration::ZERO), Ok(Err(LeaseError::NoRoom(_)))),
+        }
+    }
 }
 
 fn numbers(pages: &[PageId]) -> Vec<u32> {
@@ -45,19 +60,31 @@ impl Lease {
         tokens: Vec<Token>,
     ) -> Outcome<Lease> {
         let found = handle.open_lease(namespace, tokens)?;
-        let (claimed, asked, loaded) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
-        Ok(Lease { handle, found, page_size, claimed, asked, loaded, closed: OnceLock::new() })
+        let (asked, closed) = (Mutex::new(Asked::No), AtomicBool::new(false));
+        Ok(Lease { handle, found, page_size, asked, loaded: OnceLock::new(), closed })
     }
 
-    fn close(&self) -> Outcome<()> {
-        match self.closed.set(()) {
-            Ok(()) => match self.handle.close_lease(self.found.id) {
-                // A core that has stopped keeps nothing.
-                Err(DriverError::Stopped(_)) => Ok(()),
-                closed => Ok(closed?),
-            },
-            Err(()) => Ok(()),
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        // It is set in one step.
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        if !self.closed.swap(true, Ordering::AcqRel) {
+            self.handle.close_lease(self.found.id);
         }
+    }
+
+    /// The loaded prefix, if it is known by now.
+    fn known(&self) -> Option<&LeaseLoad> {
+        if self.loaded.get().is_none() {
+            if let Asked::Yes(answer) = &*self.asked() {
+                if let Ok(Ok(load)) = answer.wait(Duration::ZERO) {
+                    self.loaded.get_or_init(|| load);
+                }
+            }
+        }
+        self.loaded.get()
     }
 
     /// The loaded prefix, once it is known. None within the limit.
@@ -65,15 +92,20 @@ impl Lease {
         if let Some(load) = self.loaded.get() {
             return Ok(Some(load));
         }
-        let Some(answer) = self.asked.get() else {
+        let answer = match &*self.asked() {
+            Asked::Yes(answer) => Some(answer.clone()),
+            Asked::No | Asked::Claimed => None,
+        };
+        let Some(answer) = answer else {
             return Err(Failure::Request(
                 "nothing was loaded: call load() before its pages are asked for".into(),
             ));
         };
         match released(py, || answer.wait(limit)) {
-            None => Ok(None),
-            Some(Err(error)) => Err(error.into()),
-            Some(Ok(load)) => Ok(Some(self.loaded.get_or_init(|| load))),
+            Err(NoAnswer::Late) => Ok(None),
+            Err(NoAnswer::Lost) => Err(released(py, || self.handle.stopped()).into()),
+            Ok(Err(error)) => Err(error.into()),
+            Ok(Ok(load)) => Ok(Some(self.loaded.get_or_init(|| load))),
         }
     }
 }
@@ -93,20 +125,25 @@ impl Lease {
     }
 
     /// Begins to bring the first `pages` pages of what was found to the device. Does not wait. What the disk has not given
-    /// within `timeout_s` seconds is left out. Raises RequestError the second time.
+    /// within `timeout_s` seconds is left out. Raises RequestError the second time, unless the device had no room for it.
     fn load(&self, py: Python<'_>, pages: u32, timeout_s: f64) -> Outcome<()> {
-        if self.claimed.set(()).is_err() {
-            return Err(Failure::Request("a match is loaded once: its ticket has the pages".into()));
+        {
+            let mut asked = self.asked();
+            if !asked.is_open() {
+                return Err(Failure::Request("a match is loaded once: its ticket has the pages".into()));
+            }
+            *asked = Asked::Claimed;
         }
         let limit = seconds(timeout_s);
-        let answer = released(py, || self.handle.load_lease(self.found.id, pages, limit))?;
-        // Only the one that claimed it comes here.
-        let _first = self.asked.set(answer);
-        Ok(())
+        let answer = released(py, || self.handle.load_lease(self.found.id, pages, limit));
+        // Core has heard of it or has not, and then it may be asked again.
+        *self.asked() = answer.as_ref().map_or(Asked::No, |answer| Asked::Yes(answer.clone()));
+        Ok(answer.map(drop)?)
     }
 
     /// The page table (uint32) of the prefix that is on the device or on its way there; None while it is not known after
-    /// `timeout_s` seconds. Raises CapacityError if the device has no room, RequestError after `release`.
+    /// `timeout_s` seconds. Raises CapacityError if the device has no room, RequestError after `release`, StrataError with
+    /// the reason once the core has stopped.
     fn pages<'py>(&self, py: Python<'py>, timeout_s: f64) -> Outcome<Option<Bound<'py, PyArray1<u32>>>> {
         let load = self.loaded(py, seconds(timeout_s))?;
         Ok(load.map(|load| PyArray1::from_vec(py, numbers(&load.pages))))
@@ -124,29 +161,25 @@ impl Lease {
     /// The transfers that bring the prefix. Empty while they are not known.
     #[getter]
     fn loads(&self) -> Vec<u64> {
-        self.loaded.get().map_or_else(Vec::new, |load| tickets::transfers(&load.tickets))
+        self.known().map_or_else(Vec::new, |load| tickets::transfers(&load.tickets))
     }
 
     /// How one of `loads` stands, without waiting: layer `layer` is `ready`, `pending`, or the load has `failed`.
     fn load_state(&self, load: u64, layer: u32) -> &'static str {
-        self.loaded.get().map_or("pending", |loaded| tickets::state(&loaded.tickets, load, layer))
+        self.known().map_or("pending", |loaded| tickets::state(&loaded.tickets, load, layer))
     }
 
-    /// Pages (uint32) to compute into; there may be room only after `timeout_s` seconds. Raises CapacityError if there is
-    /// none.
+    /// Pages (uint32) to compute into; there may be room only after `timeout_s` seconds, or within ten if pages on their
+    /// way down make it. Raises CapacityError if there is none, StrataError with the reason once the core has stopped.
     fn reserve<'py>(
         &self,
         py: Python<'py>,
         count: u32,
         timeout_s: f64,
-    ) -> Outcome<Bound<'py, PyArray1<u32>>> {
+    ) -> PyResult<Bound<'py, PyArray1<u32>>> {
         let limit = seconds(timeout_s);
-        let answer = released(py, || {
-            let answer = self.handle.reserve_lease(self.found.id, count, limit)?;
-            Ok::<_, Failure>(answer.wait(limit + GRACE))
-        })?;
-        let none = || Failure::Stopped("the core did not answer a reservation: is the cache closed?".into());
-        let pages = answer.ok_or_else(none)??;
+        let done = released(py, || self.handle.reserve_lease(self.found.id, count, limit));
+        let pages = done.map_err(Failure::from)?.map_err(Failure::from)?;
         Ok(PyArray1::from_vec(py, numbers(&pages)))
     }
 
@@ -172,9 +205,9 @@ impl Lease {
         Ok(done.map_err(Failure::from)?.map_err(Failure::from)?)
     }
 
-    /// Lets all pages go: found, loaded, reserved. Calling it again does nothing.
-    fn release(&self, py: Python<'_>) -> Outcome<()> {
-        released(py, || self.close())
+    /// Lets all pages go: found, loaded, reserved. Never waits. Calling it again does nothing.
+    fn release(&self) {
+        self.close();
     }
 
     /// Tokens of a page.
@@ -186,7 +219,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // A lease that was never released would keep its pages for ever.
-        let _no_answer = self.close();
+        // A lease that was never released would keep its pages for ever. Whoever forgets one holds the interpreter's lock:
+        // closing never waits.
+        self.close();
     }
 }

@@ -18,7 +18,8 @@ pub fn device_region(address: usize, bytes: usize, owner: Py<PyAny>) -> Outcome<
         .ok_or_else(|| Failure::Config("device_address is null: pass the pool's data_ptr()".into()))?;
     // SAFETY: the caller passes the address and size of memory that `owner` keeps alive and never moves (a torch
     // tensor's data_ptr and nbytes); the region holds `owner` for as long as anything can reach the memory. Who may
-    // touch which page when is Core's business: a page is written by one plan or one transfer at a time.
+    // touch which page when is Core's business, or that of a `CopyMover`'s books: a page is written by one plan or one
+    // transfer at a time.
     Ok(unsafe { Region::from_raw(start, bytes, Arc::new(owner)) })
 }
 

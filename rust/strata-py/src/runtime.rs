@@ -22,8 +22,8 @@ use std::time::Duration;
 use strata_control::ControlConfig;
 use strata_copy::{Region, Throttle};
 use strata_core::{
-    Core, CoreConfig, Driver, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult, StepFailure,
-    StepTime, WaitingReport, Work,
+    Core, CoreConfig, Driver, DriverError, DriverHandle, MaintenanceReport, Movers, NewRequest, RowResult,
+    StepFailure, StepTime, WaitingReport, Work,
 };
 use strata_disk::{DiskConfig, Geometry};
 use strata_tier::completion_queue;
@@ -261,6 +261,16 @@ impl Runtime {
         let (tokens, namespace) = (tokens.as_slice()?.to_vec(), Namespace::new(salt, ""));
         let open = || Lease::open(self.handle.clone(), self.page_size, namespace, tokens);
         Ok(released(py, open)?)
+    }
+
+    /// Tells whoever waits for a lease's load or reservation, and whoever will, that the cache is closed: they get a
+    /// StrataError. For `close`, which may take a while before it stops the core.
+    fn refuse_waiting_leases(&self, py: Python<'_>) -> Outcome<()> {
+        match released(py, || self.handle.refuse_waiting_leases()) {
+            // Whoever waited has heard of that.
+            Err(DriverError::Stopped(_)) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// Gives a request up. Unknown and finished requests are ignored.

@@ -5,7 +5,9 @@ use crate::arena::NodeId;
 use crate::error::RadixError;
 use crate::handle::{Handle, Pin};
 use crate::tree::HiRadixTree;
-use strata_types::TierId;
+use foldhash::quality::RandomState;
+use hashbrown::HashMap;
+use strata_types::{GroupId, TierId};
 
 impl HiRadixTree {
     /// Counts an access to a path and makes it the most recently used in every place that holds it.
@@ -74,6 +76,30 @@ impl HiRadixTree {
         self.join_with_child(end);
         self.trim_ghosts();
         Ok(())
+    }
+
+    /// Pages of a tier that eviction may take once those of these pins that are of the tier are given
+    /// back. Changes nothing; O(nodes of the
+    /// paths).
+    ///
+    /// # Errors
+    /// `UnknownPlace`; `Stale` for a pin of another tree.
+    pub fn evictable_without<'a>(
+        &self,
+        group: GroupId,
+        tier: TierId,
+        pins: impl IntoIterator<Item = &'a Pin>,
+    ) -> Result<usize, RadixError> {
+        let place = self.place(group, tier)?;
+        let mut counts: HashMap<NodeId, u32, RandomState> = HashMap::default();
+        for pin in pins.into_iter().filter(|pin| pin.tier == tier && !pin.handle.is_empty()) {
+            for id in self.ascend(self.resolve(pin.handle)?) {
+                *counts.entry(id).or_default() += 1;
+            }
+        }
+        let alone = counts.into_iter().filter(|(id, count)| self.nodes[*id].pins[tier.index()] == *count);
+        let kept: usize = alone.map(|(id, _)| self.nodes[id].runs[place].slots.len()).sum();
+        Ok(self.places[place].evictable + kept)
     }
 
     /// The node that ends exactly where the path ends; splits the one in which it ends if need be.

@@ -160,7 +160,7 @@ impl TransferQueue {
     }
 
     /// A taken transfer will not end well. Whoever waits for it is told now; it ends with `done`, once the device has let
-    /// go of its pages.
+    /// go of its pages. A load whose layers are all there, and a backup that turns out whole, end well all the same.
     pub fn doom(&self, id: TransferId, why: TransferError) {
         match self.state().outstanding.get_mut(&id).filter(|entry| entry.taken) {
             Some(entry) => doom(entry, why),
@@ -293,6 +293,9 @@ fn end_all(state: &mut State, which: impl Fn(&Entry) -> bool) {
 fn doom(entry: &mut Entry, why: TransferError) {
     if let Some(ticket) = &entry.transfer.ticket {
         ticket.fail();
+        if ticket.is_complete() {
+            return;
+        }
     }
     entry.doomed.get_or_insert(why);
 }
@@ -304,7 +307,9 @@ fn completion(entry: Entry, report: Report) -> TransferCompletion {
         operation: format!("{} {}", entry.transfer.kind.name(), entry.transfer.id),
         reason: format!("{} of {pages} pages were moved", report.pages_whole),
     });
-    let error = entry.doomed.clone().or(report.error).or(short);
+    // Nobody was told of a backup's doom.
+    let doomed = entry.doomed.clone().filter(|_| entry.transfer.ticket.is_some());
+    let error = doomed.or(report.error).or(short);
     match (&entry.transfer.ticket, &error) {
         (Some(ticket), None) => ticket.advance(ticket.layers()),
         (Some(ticket), Some(_)) => ticket.fail(),

@@ -189,6 +189,24 @@ fn layers_advance_the_ticket_and_doom_fails_it_before_the_end() {
 }
 
 #[test]
+fn what_is_whole_ends_well_although_it_was_doomed() {
+    let (queue, completions) = queue(8, 8);
+    let load = transfer(1, TransferKind::Load, 2);
+    let ticket = load.ticket.clone().unwrap();
+    queue.submit(load).unwrap();
+    queue.submit(transfer(2, TransferKind::Backup, 2)).unwrap();
+    for id in [1, 2] {
+        queue.take(NOW).unwrap();
+        queue.layers_ready(TransferId(id), ticket.layers());
+        queue.doom(TransferId(id), TransferError::Cancelled);
+        queue.done(TransferId(id), whole(2));
+        let done = completions.try_recv().unwrap();
+        assert_eq!((done.pages_whole, done.error), (2, None));
+    }
+    assert!(ticket.is_complete());
+}
+
+#[test]
 fn a_short_report_is_an_error_and_never_more_than_was_asked_for() {
     let (queue, completions) = queue(8, 8);
     for (id, reported, counted) in [(1, 1, 1), (2, 9, 2)] {
