@@ -29,6 +29,14 @@ CARGO_SOURCES = $(wildcard $(or $(CARGO_HOME),$(HOME)/.cargo)/registry/src/*)
 WHEEL_ENVIRONMENT = CARGO_ZIGBUILD_PYTHON_PATH=$(BIN)/python CARGO_PROFILE_RELEASE_DEBUG=0 \
 	RUSTFLAGS="$(RUSTFLAGS) $(CARGO_SOURCES:%=--remap-path-prefix=%=)"
 
+# What was asked for only while the environment is made must not be passed over in silence afterwards.
+ifeq ($(MAKELEVEL),0)
+ifneq ($(wildcard $(STAMPS)/environment),)
+$(foreach name,PYTHON TORCH_INDEX_URL,$(if $(filter command,$(firstword $(origin $(name)))),\
+	$(info note: $(name) counts when $(VENV) is made, and it is there: `make distclean` removes it)))
+endif
+endif
+
 # Idle OpenMP threads sleep instead of spinning, so that copies and the server get the cores; `strata` sets the
 # same for itself. PYO3_PYTHON is the one interpreter for maturin and for plain cargo.
 export OMP_WAIT_POLICY := PASSIVE
@@ -206,6 +214,6 @@ help:
 	@echo '  PYTHON=python3        the interpreter to start from; a torch that it has is reused'
 	@echo '  TORCH_INDEX_URL=URL   the package index of torch; the selector on pytorch.org shows that of the CPU build'
 	@echo '  EXTRAS=cuda           extras of pyproject.toml to install too'
-	@echo '  MODEL=default         what `make serve` loads: `default`, a Hugging Face folder or a .gguf file'
+	@echo '  MODEL=default         what `make serve` loads: `default`, a Hugging Face folder, a hub name or a .gguf file'
 	@echo '  TEST_PROCESSES=2      Python tests side by side, by files; 0: in one process'
 	@echo '  VENV=.venv            the virtual environment to make or to use'
