@@ -433,3 +433,16 @@ fn a_lease_keeps_what_it_found_and_loads_it_from_disk() {
     assert!(world.machine.core.is_idle());
     world.machine.core.check().unwrap();
 }
+
+/// What it needs room for is saved through a staging that a prefetch of another holds.
+#[test]
+fn a_request_may_wait_behind_anothers_prefetch() {
+    let setup = Setup { page_size: 1, pages: [14, 0, 5], staging: 1, max_running: 6, ..Setup::default() };
+    let steps = vec![
+        Step::Arrive { document: 0, length: 6 },
+        Step::Move,
+        Step::Arrive { document: 0, length: 9 },
+        Step::Drain,
+    ];
+    run(setup, steps, 73504658657169794);
+}

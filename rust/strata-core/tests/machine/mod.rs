@@ -387,8 +387,8 @@ impl Machine {
         };
         let under_way = !self.untold.is_empty() || self.transfers.iter().chain(&self.hanging).any(moves);
         let soon = self.core.next_deadline().is_some_and(|end| end <= self.now + SAVE_PATIENCE);
-        // With no host tier, copies down may stand behind a prefetch that hangs in the staging: patience ends that too.
-        let staged = self.setup.pages[1] == 0 && !self.hanging.is_empty();
+        // With no host tier, copies down may stand behind a prefetch in the staging: patience ends that too, if it hangs.
+        let staged = self.setup.pages[1] == 0 && !(self.transfers.is_empty() && self.hanging.is_empty());
         let saves = soon && (self.setup.write.contains(&Write::Back) || staged);
         assert!(under_way || saves, "{running} run and nothing happens");
     }
