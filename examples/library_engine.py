@@ -16,8 +16,12 @@ def main() -> None:
     with Engine(StrataConfig.of(model=model, host_memory="512MiB", disk_capacity="0")) as engine:
         document = "A page holds the keys and values of a few tokens. " * 12
         for question in ("What is a page?", "What is a value?"):
-            prompt = engine.tokenizer.encode(f"{document}\n{question}")
-            for chunk in engine.submit(GenerationRequest(prompt, SamplingParams(max_tokens=8))):
+            messages = [{"role": "user", "content": f"{document}\n\n{question}"}]
+            # The template writes the special tokens itself. Without one (base models), encode the text as it is.
+            chat = engine.tokenizer.apply_chat_template(messages)
+            prompt = engine.tokenizer.encode(chat, add_special_tokens=False)
+            print(f"{question} ", end="")
+            for chunk in engine.submit(GenerationRequest(prompt, SamplingParams(max_tokens=16))):
                 print(chunk.text, end="", flush=True)
                 if chunk.usage:
                     print(f"\n{len(prompt)} prompt tokens, {chunk.usage.sources.cached} of them reused")

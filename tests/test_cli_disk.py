@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from strata._core import disk_inspect, disk_purge
+from strata.cli.disk_report import show
 from strata.cli.main import main
 from strata.errors import StorageError
 
@@ -59,6 +61,30 @@ def test_inspect_prints_a_table(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 0
     assert "not in use" in out and FINGERPRINT[:12] in out and "1 more segments cannot be read" in out
     assert "not Strata's" in out and "notes.txt" in out
+
+
+def test_a_table_of_a_full_disk_fits_eighty_columns() -> None:
+    folder = {
+        "fingerprint": FINGERPRINT,
+        "page_size": 16,
+        "page_bytes": 16 * 114_688,
+        "bytes": 1_234_567_890_123,
+    }
+    folder |= {
+        "segments": 12_345,
+        "whole": 1_234_567,
+        "blank": 1_234_567,
+        "damaged": 12,
+        "damaged_segments": 0,
+    }
+    folder |= {"verified": 1_234_560, "corrupt": 7}
+    found = {"fingerprints": [folder], "bytes": 1_234_567_890_123, "in_use": False, "owner": None}
+    out = io.StringIO()
+    show(Console(file=out, width=80), Path("kv"), found, verified=True)
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    (row,) = [line for line in lines if line.startswith(f"{FINGERPRINT[:12]} ")]
+    assert row.split()[4:9] == ["12345", "1234567", "1234567", "12", "1.1"], row
+    assert f"{FINGERPRINT[:12]}: 1,234,560 payloads have their checksum, 7 do not" in lines
 
 
 def test_inspect_prints_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from strata._core import probe_io_uring
 from strata.cli import main as command_line
-from strata.cli.doctor import OK, UNAVAILABLE, WARNING, Finding, examine, main, suggest
+from strata.cli.doctor import OK, UNAVAILABLE, WARNING, Finding, examine, main, serve_command, suggest
 from strata.cli.machine_facts import DiskFacts, GpuFacts, MachineFacts, filesystem_of, look_at_disk
 from strata.config import parse_size, read_config
 from strata.config.machine import cpu_limit, memory_limit
@@ -127,12 +129,24 @@ def test_a_folder_that_cannot_hold_a_disk_tier_turns_it_off() -> None:
         assert chosen["--disk-capacity"] == "0" and "--disk-path" not in chosen
 
 
+def test_the_command_at_the_end_starts_a_server_from_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert serve_command(".venv/bin/strata") == ".venv/bin/strata serve"
+    assert serve_command("python/strata/cli/doctor.py") == f"{shlex.quote(sys.executable)} -m strata.serve"
+    program = tmp_path / "strata"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert serve_command(".venv/bin/strata") == "strata serve"
+
+
 def test_only_what_is_needed_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     poor = replace(
         GOOD, io_uring_refusal="no", disk=replace(DISK, direct_refusal="no"), gpu=GpuFacts(None, (), "", "")
     )
     assert main([], look=lambda _folder: poor) == 0
-    assert "strata serve --device-memory 8GiB" in capsys.readouterr().out
+    assert f"{serve_command(sys.argv[0])} --device-memory 8GiB" in capsys.readouterr().out
     assert main([], look=lambda _folder: replace(GOOD, available_memory=1 << 20)) == 1
     assert main([], look=lambda _folder: replace(GOOD, disk=replace(DISK, write_refusal="no"))) == 1
 

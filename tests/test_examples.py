@@ -31,6 +31,9 @@ def test_foreign_engine() -> None:
 
 
 def test_library_engine() -> None:
-    first, second = (line for line in run("library_engine.py").splitlines() if "prompt tokens" in line)
+    printed = run("library_engine.py")
+    first, second = (line for line in printed.splitlines() if "prompt tokens" in line)
+    for question in ("What is a page?", "What is a value?"):
+        assert printed.split(question)[1].splitlines()[0].strip(), "an answer has words"
     assert first.endswith(" 0 of them reused")
     assert int(second.split()[-4]) > 100

@@ -286,7 +286,13 @@ def test_shutdown_brings_everything_through_a_small_host(
     stats = engine.stats()
     assert stats["disk_resident_pages"] == 0
     assert stats["device_resident_pages"] >= 8 * stats["host_capacity_pages"]
-    engine.shutdown(drain_s=5.0, demote_s=30.0)
+    kept = engine.shutdown(drain_s=5.0, demote_s=30.0)
+    held = [kept[f"{tier}_resident_pages"] for tier in ("device", "host", "disk")]
+    assert held == [0, 0, stats["device_resident_pages"]]
     again = make_engine(**settings)
     assert again._runtime.recovered[0] == stats["device_resident_pages"]
-    assert [ask(again, prompt).tokens for prompt in PROMPTS] == [answer.tokens for answer in before]
+    after = [ask(again, prompt) for prompt in PROMPTS]
+    assert [answer.tokens for answer in after] == [answer.tokens for answer in before]
+    # What a hit saves is known before this process has computed any long prompt.
+    first = after[0].last.usage if after[0].last else None
+    assert first is not None and first.sources.disk > 0 and first.saved_s > 0

@@ -293,7 +293,7 @@ class FakeEngine:
         self.calls.append(("shutdown", drain_s, demote_s))
         for stream in self.streams:
             stream.abort()
-        return {"device_moved": 250}
+        return {"device_moved": 250, "device_dropped": 250, "disk_resident_pages": 250}
 
 
 class UnloadableEngine(FakeEngine):

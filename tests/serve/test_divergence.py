@@ -111,7 +111,8 @@ PAGE = 16
         (0, 100, [(6, [0, 1, 2, 7], [])], "diverged at token 3 from request 6, within the first page"),
         (48, 100, [(6, list(range(50)), [])], "goes on where request 6 ended, at token 50"),
         (16, 100, [(6, [*range(50), 7], [])], "shares its first 50 tokens with request 6; 32 of these were evicted"),
-        (64, 100, [(6, [*range(50), 7], [])], "matched 64 tokens of a request too long ago to compare with"),
+        (64, 100, [(6, [*range(50), 7], [])], "matched 64 tokens of a request before this server started"),
+        (64, 100, [], "matched 64 tokens of a request before this server started"),
     ],
 )  # fmt: skip
 def test_why(
@@ -120,3 +121,16 @@ def test_why(
     comparison = compare(np.arange(prompt_tokens, dtype=np.uint32), [kept(*each) for each in earlier])
     sources = TokenSources(host=cached, computed=prompt_tokens - cached)
     assert why(sources, PAGE, comparison).startswith(sentence)
+
+
+def test_why_tells_forgotten_requests_from_those_of_another_server_and_names_a_flush() -> None:
+    earlier, tokens = EarlierPrompts(excerpts=False), list(range(100))
+    found = TokenSources(disk=64, computed=36)
+    for number in range(MOST_PROMPTS):
+        assert why(found, PAGE, earlier.add(kept(number, [1000 + number]))).endswith("this server started")
+    assert why(found, PAGE, earlier.add(kept(100, tokens))).endswith("too long ago to compare with")
+    missed = TokenSources(computed=100)
+    assert "96 of these were evicted, " in why(missed, PAGE, earlier.add(kept(101, tokens)))
+    earlier.flushed()
+    assert "96 of these were flushed, evicted, " in why(missed, PAGE, earlier.add(kept(102, tokens)))
+    assert "96 of these were evicted, " in why(missed, PAGE, earlier.add(kept(103, tokens)))

@@ -44,8 +44,30 @@ def test_banner_requests_and_exit(run: Run, tmp_path: Path) -> None:
     assert f"curl {program.url}/v1/completions" in output
     assert re.search(r"\d 4,000 in: 4,000 computed \| TTFT 0\.2 s \| 3 out", output)
     assert "shutdown called, 0 unfinished, demote within 30 s" in output
-    assert "device moved 250" in output
+    assert re.search(r"Stopped after \d+\.\d s: 250 pages are on disk, the next start is warm\n", output)
     assert "\x1b" not in output
+
+
+@pytest.mark.parametrize(
+    ("disk", "device", "host", "said"),
+    [
+        (191, 0, 0, "191 pages are on disk, the next start is warm"),
+        (
+            1,
+            2,
+            3,
+            "1 page is on disk, the next start is warm; up to 5 pages are lost, not written to disk within",
+        ),
+        (0, 1, 0, "up to 1 page is lost, not written to disk within --demote-timeout-s 30 or without room"),
+        (0, 0, 0, ""),
+    ],
+)
+def test_a_stop_names_as_lost_only_what_no_tier_keeps(disk: int, device: int, host: int, said: str) -> None:
+    done = {"device_dropped": 191, "host_dropped": 191, "disk_resident_pages": disk}
+    done |= {"device_resident_pages": device, "host_resident_pages": host}
+    assert lifecycle.what_is_kept(done, 30.0).startswith(said)
+    assert bool(said) == bool(lifecycle.what_is_kept(done, 30.0))
+    assert lifecycle.what_is_kept({}, 30.0) == ""
 
 
 def test_running_requests_finish_before_the_exit(run: Run) -> None:

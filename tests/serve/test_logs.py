@@ -44,6 +44,7 @@ def test_every_line_of_a_server_is_an_object(run: Run) -> None:
     assert all(line["time"].endswith("Z") and line["level"] == "info" for line in lines)
     messages = [line["message"] for line in lines]
     assert messages[0].startswith("[1/3] Address") and messages[-1].startswith("Stopped after")
+    assert (lines[-1]["device_moved"], lines[-1]["disk_resident_pages"]) == (250, 250)
     (request,) = [line for line in lines if "prompt_tokens" in line]
     assert request["message"].startswith("4,000 in: 4,000 computed | TTFT")
     assert request["logger"] == "strata.serve" and request["request_id"] == "req-9"

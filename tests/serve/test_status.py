@@ -66,6 +66,16 @@ def test_a_finished_request_and_why_the_next_one_missed(serve: Callable[..., Run
     assert "strata_prefill_saved_seconds_total 3.0" in served.http.get("/metrics").text
 
 
+def test_a_miss_after_a_flush_says_so(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
+    for _ in range(2):
+        ask(served, "The same beginning of both, and the same end of both.")
+    served.http.post("/cache/flush").raise_for_status()
+    ask(served, "The same beginning of both, and the same end of both.")
+    flushed, evicted = (each["why"] for each in status(served)["requests"][:2])
+    assert "48 of these were flushed, evicted, " in flushed and "48 of these were evicted, " in evicted
+
+
 def test_a_request_keeps_the_clients_name_for_it_or_gets_one(serve: Callable[..., RunningServer]) -> None:
     served = serve()
     served.http.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "mine-1"})

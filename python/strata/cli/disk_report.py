@@ -33,21 +33,23 @@ def show(console: Console, root: Path, found: dict[str, Any], *, verified: bool)
         return
     table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     table.add_column("fingerprint", no_wrap=True)
-    names = ["page", "segments", "records", "free", "damaged"]
-    names += ["verified", "corrupt"] if verified else []
-    for name in [*names, "on disk"]:
+    for name in ("page", "segments", "records", "free", "damaged", "on disk"):
         table.add_column(name, justify="right")
     for folder in found["fingerprints"]:
         counts = [folder["segments"], folder["whole"], folder["blank"], folder["damaged"]]
-        counts += [folder["verified"], folder["corrupt"]] if verified else []
         page = f"{folder['page_size']} x {format_size(folder['page_bytes'] // max(folder['page_size'], 1))}"
         cells = [page, *map(str, counts), format_size(folder["bytes"])]
         table.add_row(folder["fingerprint"][:SHOWN_DIGITS], *cells)
     console.print(table)
     console.print("A page is so many tokens x bytes of a token.")
     for folder in found["fingerprints"]:
+        name = folder["fingerprint"][:SHOWN_DIGITS]
+        # Below the table, which fits a terminal of 80 columns.
+        if verified:
+            console.print(
+                f"{name}: {folder['verified']:,} payloads have their checksum, {folder['corrupt']:,} do not"
+            )
         if folder["damaged_segments"]:
-            name = folder["fingerprint"][:SHOWN_DIGITS]
             console.print(f"{name}: {folder['damaged_segments']} more segments cannot be read")
 
 

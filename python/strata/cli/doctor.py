@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -309,7 +310,16 @@ def _show(findings: Sequence[Finding], suggestions: Sequence[Suggestion]) -> Non
         flags.add_row(f"{suggestion.flag} {suggestion.value}", suggestion.reason)
     console.print(table, flags, sep="\n")
     line = " ".join(f"{suggestion.flag} {shlex.quote(suggestion.value)}" for suggestion in suggestions)
-    console.print(f"strata serve {line}", soft_wrap=True, markup=False)
+    console.print(f"{serve_command(sys.argv[0])} {line}", soft_wrap=True, markup=False)
+
+
+def serve_command(program: str) -> str:
+    """How the server is started by the user who ran `program`: a virtual environment need not be on PATH."""
+    if shutil.which("strata"):
+        return "strata serve"
+    if Path(program).name == "strata":
+        return f"{shlex.quote(program)} serve"
+    return f"{shlex.quote(sys.executable)} -m strata.serve"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if arguments is None and given[0] == "serve":
+        # Ctrl-C during the imports ends the process, without a traceback; the server takes the signal over.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     module, _ = COMMANDS[given[0]]
     # Imported only now: a command may load torch.
     code: int = importlib.import_module(module).main(given[1:], program=f"strata {given[0]}")

@@ -141,7 +141,8 @@ class TokenSources:
 class Usage:
     """Token counts and times of one request. Times are seconds; `ttft_s` counts from submission.
 
-    `saved_s` is the engine's own estimate of the prefill time that the cached tokens saved.
+    `saved_s` is the engine's own estimate of the prefill time that the cached tokens saved, from the steps measured
+    before serving and since; 0.0 if nothing was cached.
     `preemptions` counts how often the request gave its pages up for older ones. The request waited `queue_s` until a
     step computed for it first, had its first token after another `prefill_s`, its last after another `decode_s`.
     """
@@ -287,4 +288,6 @@ class EngineProtocol(Protocol):
         """Closes the disk tier while requests run; False if something still used it."""
 
     def shutdown(self, drain_s: float, demote_s: float) -> dict[str, int]:
-        """Ends: finishes running requests within `drain_s`, moves pages to disk within `demote_s`. Idempotent."""
+        """Ends: finishes running requests within `drain_s`, moves pages to disk within `demote_s`. Returns pages moved
+        and dropped, and those that each tier held at the end, e.g. `{"disk_resident_pages": 250, ...}`; nothing
+        without a disk tier. Idempotent."""

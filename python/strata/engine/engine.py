@@ -176,7 +176,11 @@ class Engine:
     def _run(self) -> None:
         try:
             self._tier.bind_thread()
-            warm_up(self._served.model, self._runtime, self._pool.tensor, self.config.cache.page_size)
+            # A restart finds a warm disk: what a hit saves is to be known before any prompt was computed.
+            for step in warm_up(
+                self._served.model, self._runtime, self._pool.tensor, self.config.cache.page_size
+            ):
+                self._answers.measure(step.tokens, step.seconds)
             self._warm.set()
             while not self._stopping.is_set():
                 if self._tier.lost:
@@ -389,7 +393,8 @@ class Engine:
 
     def shutdown(self, drain_s: float = 30.0, demote_s: float = 30.0) -> dict[str, int]:
         """Ends: finishes running requests within `drain_s` seconds, moves pages to disk within `demote_s`, syncs.
-        Idempotent; the second call returns the first one's report."""
+        Returns pages moved and dropped by tier, and what each tier held at the end as `disk_resident_pages`; nothing
+        without a disk tier. Idempotent; the second call returns the first one's report."""
         if not self._answers.drain():
             self._shut_down.wait(drain_s + demote_s + 2 * _JOIN_S)
             return self._shutdown_report
@@ -400,7 +405,10 @@ class Engine:
             for number in list(self._answers.sequences):
                 self._abort(number)
             if self._is_alive() and "disk" in self._enabled(TIERS):
-                self._shutdown_report = move_to_disk(self._runtime, demote_s)
+                moved = move_to_disk(self._runtime, demote_s)
+                found = self._runtime.stats()
+                left = {f"{name}_resident_pages": int(found[f"{name}_resident_pages"]) for name in TIERS}
+                self._shutdown_report = moved | left
         finally:
             self._stopping.set()
             self._thread.join(timeout=_JOIN_S)

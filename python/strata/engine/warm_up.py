@@ -59,8 +59,9 @@ def _step(model: CausalLM, pool: torch.Tensor, pages: torch.Tensor, tokens: int,
     return time.monotonic() - began
 
 
-def warm_up(model: CausalLM, runtime: Runtime, pool: torch.Tensor, page_size: int) -> None:
-    """Runs the first steps, tells Core what they took, and says in the log what decisions start from."""
+def warm_up(model: CausalLM, runtime: Runtime, pool: torch.Tensor, page_size: int) -> list[MeasuredStep]:
+    """Runs the first steps, tells Core what they took, and says in the log what decisions start from. Returns the steps
+    that were measured."""
     steps = first_steps(model, pool, page_size)
     for step in steps:
         runtime.measured(step.tokens, step.context, step.seconds)
@@ -81,3 +82,4 @@ def warm_up(model: CausalLM, runtime: Runtime, pool: torch.Tensor, page_size: in
             "the link from host to device could not be measured (%s); it is learnt from its first loads",
             problem,
         )
+    return steps

@@ -4,6 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
+
+if __name__ == "__main__":
+    # Ctrl-C while the imports below take their second ends the process, without a traceback; `StopSignals` takes over
+    # from here. Not for those who import this module: the signal is theirs.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 # OpenMP reads it when torch is first imported: its idle threads must sleep, not spin, where copy and disk
 # threads share their cores.

@@ -161,7 +161,9 @@ def admin_router(service: Service) -> APIRouter:
     async def flush() -> dict[str, Any]:
         """Forgets every page that no request uses, in all tiers."""
         async with service.admin_lock:
-            return {"dropped": await service.call(engine.flush)}
+            dropped = await service.call(engine.flush)
+            service.observer.recent.flushed()
+            return {"dropped": dropped}
 
     @router.post("/cache/demote")
     async def demote(body: DemoteBody) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ class Kept:
     salt: str
     prompt: Tokens
     answer: list[int] = field(default_factory=list)
+    flushed: bool = False
+    """Whether the cache was flushed since."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,17 @@ class Excerpt:
 @dataclass(frozen=True)
 class Comparison:
     """The earlier request that a prompt shares most tokens with, the latest of them. `other` is None where none shares
-    any; `compared` says with how many. `other_prompt` and `other_length` are its tokens without and with its answer."""
+    any; `compared` says with how many. `other_prompt` and `other_length` are its tokens without and with its answer,
+    `flushed` says whether the cache was flushed since. `forgot`: this server has had requests that it compares with no
+    more."""
 
     shared: int = 0
     other: int | None = None
     other_prompt: int = 0
     other_length: int = 0
     compared: int = 0
+    flushed: bool = False
+    forgot: bool = False
     excerpt: Excerpt | None = None
 
 
@@ -67,6 +73,7 @@ class EarlierPrompts:
         self._lock = threading.Lock()
         self._kept: deque[Kept] = deque()
         self._tokens = 0
+        self._forgot = False
 
     def add(self, new: Kept) -> Comparison:
         """Compares a prompt with the earlier ones of its salt, then keeps it."""
@@ -76,8 +83,16 @@ class EarlierPrompts:
             self._tokens += len(new.prompt)
             while len(self._kept) > 1 and (len(self._kept) > MOST_PROMPTS or self._tokens > MOST_TOKENS):
                 self._tokens -= len(self._kept.popleft().prompt)
+                self._forgot = True
+            forgot = self._forgot
         # Outside of the lock: other requests need not wait for 100,000 tokens to be compared.
-        return compare(new.prompt, earlier, self._excerpts)
+        return replace(compare(new.prompt, earlier, self._excerpts), forgot=forgot)
+
+    def flushed(self) -> None:
+        """The cache was flushed: what the earlier prompts left there is gone."""
+        with self._lock:
+            for kept in self._kept:
+                kept.flushed = True
 
 
 def compare(prompt: Tokens, earlier: Sequence[Kept], excerpts: bool = True) -> Comparison:
@@ -101,7 +116,15 @@ def compare(prompt: Tokens, earlier: Sequence[Kept], excerpts: bool = True) -> C
             tuple(prompt[shared : shared + _AFTER].tolist()),
             tuple(_tokens(closest, shared, shared + _AFTER)),
         )
-    return Comparison(shared, closest.number, len(closest.prompt), length, len(earlier), excerpt)
+    return Comparison(
+        shared,
+        closest.number,
+        len(closest.prompt),
+        length,
+        len(earlier),
+        flushed=closest.flushed,
+        excerpt=excerpt,
+    )
 
 
 def is_whole(sources: TokenSources, page_size: int) -> bool:
@@ -121,12 +144,14 @@ def why(sources: TokenSources, page_size: int, comparison: Comparison) -> str:
     known = _whole_pages(min(comparison.shared, prompt_tokens - 1), page_size)
     if sources.cached < known:
         lost = known - sources.cached
+        flushed = "flushed, " if comparison.flushed else ""
         return (
-            f"shares its first {comparison.shared:,} tokens with {before}; {lost:,} of these were evicted, not written "
-            "yet, or quicker to compute"
+            f"shares its first {comparison.shared:,} tokens with {before}; {lost:,} of these were {flushed}evicted, "
+            "not written yet, or quicker to compute"
         )
     if sources.cached > known:
-        return f"matched {sources.cached:,} tokens of a request too long ago to compare with"
+        when = "too long ago to compare with" if comparison.forgot else "before this server started"
+        return f"matched {sources.cached:,} tokens of a request {when}"
     if comparison.other is None:
         return "the first request of its salt" if not comparison.compared else "the first to begin like this"
     if comparison.shared >= comparison.other_length:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 import uvicorn
@@ -108,9 +108,31 @@ def _stop(
     http.stop(options.drain_timeout_s)
     drain_left_s = max(0.0, options.drain_timeout_s - (time.monotonic() - start))
     done = engine.shutdown(drain_left_s, options.demote_timeout_s)
-    counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in done.items() if count)
-    terminal.line(f"Stopped after {time.monotonic() - start:.1f} s" + (f": {counts}" if counts else ""))
+    kept = what_is_kept(done, options.demote_timeout_s)
+    terminal.line(
+        f"Stopped after {time.monotonic() - start:.1f} s" + (f": {kept}" if kept else ""), numbers=done
+    )
     return 0 if asked else 1
+
+
+def what_is_kept(done: Mapping[str, int], demote_timeout_s: float) -> str:
+    """In words, from `EngineProtocol.shutdown`'s report: which pages the next start finds, and which it does not. Empty
+    where there was nothing to keep, or no disk to keep it on."""
+    disk = done.get("disk_resident_pages", 0)
+    # Some of these may be on disk too: a page above stays with all pages before it.
+    left = done.get("device_resident_pages", 0) + done.get("host_resident_pages", 0)
+    kept = f"{_pages(disk)} on disk, the next start is warm" if disk else ""
+    if not left:
+        return kept
+    lost = (
+        f"up to {_pages(left)} lost, not written to disk within --demote-timeout-s {demote_timeout_s:g} or without room"
+        " there (--disk-capacity)"
+    )
+    return f"{kept}; {lost}" if kept else lost
+
+
+def _pages(count: int) -> str:
+    return "1 page is" if count == 1 else f"{count:,} pages are"
 
 
 class HttpThread:

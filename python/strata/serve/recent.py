@@ -120,6 +120,10 @@ class Recent:
         entry.total_s, entry.finish_reason = time.monotonic() - entry.began, reason
         entry.sources = entry.sources or watched.progress().sources
 
+    def flushed(self) -> None:
+        """The cache was flushed: later prompts may miss because of that."""
+        self._earlier.flushed()
+
     def failed(self, watched: Watched, error: StrataError) -> None:
         """A request ended with an error, whose sentence may quote what the client sent."""
         self.ended(watched, str(error) if self._excerpts else "error")

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.text import Text
+
+from strata.serve.logs import fields
 
 _log = logging.getLogger("strata.serve")
 
@@ -30,14 +33,14 @@ class Terminal:
         """A named fact, aligned with the others."""
         self._write(Text.assemble((f"  {name:<8}", "bold"), (sentence, style)))
 
-    def line(self, sentence: str = "", style: str = "") -> None:
-        """A line of its own."""
-        self._write(Text(sentence, style=style))
+    def line(self, sentence: str = "", style: str = "", numbers: Mapping[str, int] | None = None) -> None:
+        """A line of its own; in a log of JSON it has `numbers` as fields."""
+        self._write(Text(sentence, style=style), numbers)
 
-    def _write(self, text: Text) -> None:
+    def _write(self, text: Text, numbers: Mapping[str, int] | None = None) -> None:
         if self._log:
             if sentence := " ".join(text.plain.split()):
-                _log.info("%s", sentence)
+                _log.info("%s", sentence, extra=fields(**(numbers or {})))
             return
         self._console.print(text)
         sys.stdout.flush()
