@@ -216,6 +216,25 @@ def test_whoever_waits_hears_that_the_cache_was_closed() -> None:
     waits.release()
 
 
+def test_whoever_waits_for_a_layer_hears_that_the_cache_was_closed() -> None:
+    pool, hold = empty_pool(PAGES), LayerHold("load", 1, 60.0)
+    cache = open_cache(pool, hold=hold)
+    compute(cache, pool, PROMPT)
+    cache.demote("device")
+    match = cache.match(PROMPT)
+    ticket = match.load()
+    ticket.wait_layer(0, 10.0)
+    with ThreadPoolExecutor(2) as threads:
+        heard = threads.submit(ticket.wait_layer, LAYERS - 1, 50.0)
+        closing = threads.submit(cache.close)
+        with pytest.raises(StrataError, match=r"shut down|closed") as caught:
+            heard.result(40.0)
+        hold.release()
+        closing.result(40.0)
+    assert not isinstance(caught.value, LoadFailedError), "nothing is wrong with the load"
+    match.release()
+
+
 def test_transfers_of_a_load_are_known_without_asking_for_its_pages() -> None:
     pool, hold = empty_pool(PAGES), LayerHold("load", 1, 20.0)
     with open_cache(pool, hold=hold) as cache:

@@ -167,7 +167,9 @@ class Ticket:
         pages = self._lease.pages(limit)
         if pages is None:
             raise LoadFailedError(
-                f"what the disk gives is not known after {limit:g} s: wait on, or release", late=True
+                f"the pages are not known after {limit:g} s: the disk, or room on the device, is still waited for; "
+                "wait on, or release",
+                late=True,
             )
         self._cache.step_begins()
         return pages

@@ -129,7 +129,7 @@ impl DriverHandle {
 
     /// Core says that it ends before it empties its queue for the last time: what was sent before this sees no end is
     /// carried out or thrown away, and never left behind.
-    fn still_runs(&self) -> Result<(), DriverError> {
+    pub fn still_runs(&self) -> Result<(), DriverError> {
         self.end.wait(Duration::ZERO).map_or(Ok(()), |why| Err(DriverError::Stopped(why)))
     }
 
@@ -321,9 +321,10 @@ impl Drop for Driver {
 }
 
 struct Loop {
+    /// Dropped before Core, which may take long: what is sent meanwhile is refused and not kept.
+    commands: Receiver<Command>,
     core: Core,
     movers: Movers,
-    commands: Receiver<Command>,
     closed_leases: Receiver<RequestId>,
     completions: CompletionReceiver,
     work: Sender<Work>,

@@ -144,6 +144,12 @@ impl Ask {
             Want::Reserve(_, giver) => giver.give(Err(error)).is_ok(),
         };
     }
+
+    /// True: that is an answer.
+    fn refuse_released(&self) -> bool {
+        self.refuse(LeaseError::Misuse("the match was released meanwhile".into()));
+        true
+    }
 }
 
 impl Core {
@@ -433,7 +439,7 @@ impl Core {
     }
 
     fn try_reserve(&mut self, ask: &Ask, count: u32, giver: &ReserveGiver) -> Result<bool, CoreError> {
-        let Some(lease) = self.leases.get_mut(&ask.lease) else { return Ok(true) };
+        let Some(lease) = self.leases.get_mut(&ask.lease) else { return Ok(ask.refuse_released()) };
         let mut pages = Vec::new();
         if self.control.reserve_device(count, &mut pages)? {
             lease.reserved.extend(&pages);
@@ -453,7 +459,7 @@ impl Core {
     fn try_load(&mut self, ask: &Ask, most: u32, giver: &LoadGiver) -> Result<bool, CoreError> {
         let id = ask.lease;
         let late = self.now >= ask.until;
-        let Some(lease) = self.leases.get_mut(&id) else { return Ok(true) };
+        let Some(lease) = self.leases.get_mut(&id) else { return Ok(ask.refuse_released()) };
         let usable = most.min(lease.found);
         match &lease.prefetch {
             Some(prefetch) if !prefetch.waits.is_empty() && !late => return Ok(false),

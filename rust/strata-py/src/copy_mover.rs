@@ -199,6 +199,7 @@ impl CopyMover {
     /// StorageError once it is closed.
     fn start(
         &self,
+        py: Python<'_>,
         kind: &str,
         sources: PyReadonlyArray1<'_, u32>,
         destinations: PyReadonlyArray1<'_, u32>,
@@ -214,7 +215,8 @@ impl CopyMover {
         let steps = sources.iter().zip(destinations);
         let pages: Vec<PageMove> =
             steps.map(|(from, to)| PageMove { from: PageId(*from), to: PageId(*to) }).collect();
-        Ok(self.submit(kind, pages)?)
+        // Its books have an entry for each page.
+        Ok(released(py, || self.submit(kind, pages))?)
     }
 
     /// Stops the threads; what is under way ends as cancelled. The memory is the caller's again. Raises StrataError if a

@@ -149,12 +149,20 @@ impl Lease {
         Ok(load.map(|load| PyArray1::from_vec(py, numbers(&load.pages))))
     }
 
-    /// Waits until layer `layer` of every loaded page is on the device: `ready`, `failed` or `timeout`.
+    /// Waits until layer `layer` of every loaded page is on the device: `ready`, `failed` or `timeout`. Raises StrataError
+    /// with the reason if it failed because the core has stopped.
     fn wait_layer(&self, py: Python<'_>, layer: u32, timeout_s: f64) -> Outcome<&'static str> {
         let deadline = Instant::now() + seconds(timeout_s);
         match self.loaded(py, seconds(timeout_s))? {
             None => Ok("timeout"),
-            Some(load) => Ok(tickets::wait_layer(py, &load.tickets, layer, deadline)),
+            Some(load) => {
+                let outcome = tickets::wait_layer(py, &load.tickets, layer, deadline);
+                // A core that ends says so before it fails what it was loading.
+                if outcome == "failed" {
+                    self.handle.still_runs()?;
+                }
+                Ok(outcome)
+            }
         }
     }
 

@@ -78,9 +78,8 @@ impl HiRadixTree {
         Ok(())
     }
 
-    /// Pages of a tier that eviction may take once those of these pins that are of the tier are given
-    /// back. Changes nothing; O(nodes of the
-    /// paths).
+    /// Pages of a tier that eviction may take once those of these pins that are of the tier are given back. Changes
+    /// nothing; O(nodes of the paths).
     ///
     /// # Errors
     /// `UnknownPlace`; `Stale` for a pin of another tree.
