@@ -22,7 +22,7 @@ from tiny_folder import make_folder
 from tiny_server import Samples, TinyServer, wait_for
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-METRIC = re.compile(r"\b(?:vllm:|strata_|process_)\w+")
+METRIC = re.compile(r"(?<![/\w])(?:vllm:|strata_|process_)\w+")
 SOURCES = ("device", "host", "disk", "computed")
 PAGE_BYTES = 2 * 2 * 2 * 12 * 4 * 16
 """Of the tiny model: layers, parts, heads, head size, bytes of a number, tokens."""
