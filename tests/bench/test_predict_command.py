@@ -57,6 +57,7 @@ def test_predictions_are_of_the_requests_that_were_run(
         (["--fit", "--documents 2 --rates 1,2"], "give one rate and one seed"),
         (["--predict", "--warm host --rates 1"], "cannot be predicted"),
         (["--predict", "--rates 1 --device-memory 4MiB"], "is no flag of `bench serve`"),
+        (["--disk-capacity", "64MiB"], "a disk tier cannot be fitted to it: give --disk-capacity 0"),
         (["--runs", "0"], "--runs 0 is too small"),
     ],
 )

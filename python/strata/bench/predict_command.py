@@ -79,6 +79,11 @@ def main(arguments: Sequence[str], program: str = "python -m strata.bench predic
         tempfile.TemporaryDirectory(prefix="strata-predict-") as folder,
         bench_config(rest, program) as config,
     ):
+        if config.cache.disk_capacity > 0:
+            raise ConfigError(
+                "a disk's speed is not in a step log, so that a server with a disk tier cannot be fitted to it: give "
+                "--disk-capacity 0"
+            )
         log = Path(options.step_log or Path(folder) / "steps.jsonl")
         model = resolve_model(config.model.model)
         process = ServerProcess([*server_arguments(config), "--step-log", str(log)])
