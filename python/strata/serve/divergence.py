@@ -101,7 +101,7 @@ def compare(prompt: Tokens, earlier: Sequence[Kept], excerpts: bool = True) -> C
     for other in earlier:
         if shared == len(prompt):
             break
-        if shared and _tokens(other, shared, shared + 1) != [int(prompt[shared])]:
+        if _tokens(other, shared, shared + 1) != [int(prompt[shared])]:
             continue
         length = _shared_length(prompt, other)
         if length > shared:
