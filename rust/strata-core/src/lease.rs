@@ -2,13 +2,17 @@
 //! the pins, loads, reservations and write policies that requests use; no queue and no plan is involved.
 //!
 //! What holds: a lease keeps what it found where it was until it has loaded it or is closed; its pages match for others
-//! only once they are committed; what it reserved and did not commit is free again when it closes. A question that has to
-//! wait, for a disk or for room, is answered by its deadline; later, and within `LONGEST_SAVE` of the question, only while
-//! pages that are on their way down will make all the room that it needs. When Core ends, its giver tells.
+//! only once they are committed; what it reserved and did not commit is free again when it closes. What has to wait is
+//! asked (`asks`).
+
+mod asks;
+
+pub(crate) use asks::{Ask, LONGEST_SAVE};
 
 use crate::answer::{Answer, Giver};
 use crate::core::Core;
 use crate::CoreError;
+use asks::Want;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +23,6 @@ use thiserror::Error;
 
 /// Leases are numbered from here on, requests by their submitters.
 const FIRST_LEASE: u64 = 1 << 63;
-/// The longest that room is waited for, from the question on, because copies to lower tiers are about to make it.
-pub(crate) const LONGEST_SAVE: Duration = Duration::from_secs(10);
 
 /// Why a lease does not do what it was asked to.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -121,37 +123,6 @@ fn misuse<T>(text: impl Into<String>) -> Result<T, LeaseError> {
     Err(LeaseError::Misuse(text.into()))
 }
 
-/// A question that waits.
-#[derive(Debug)]
-pub(crate) struct Ask {
-    lease: RequestId,
-    want: Want,
-    since: Time,
-    until: Time,
-}
-
-#[derive(Debug)]
-enum Want {
-    Load(u32, LoadGiver),
-    Reserve(u32, ReserveGiver),
-}
-
-impl Ask {
-    fn refuse(&self, error: LeaseError) {
-        // Whoever asked may have given up waiting.
-        let _gone = match &self.want {
-            Want::Load(_, giver) => giver.give(Err(error)).is_ok(),
-            Want::Reserve(_, giver) => giver.give(Err(error)).is_ok(),
-        };
-    }
-
-    /// True: that is an answer.
-    fn refuse_released(&self) -> bool {
-        self.refuse(LeaseError::Misuse("the match was released meanwhile".into()));
-        true
-    }
-}
-
 impl Core {
     /// Looks a sequence up and keeps what is found of its whole pages where it is.
     pub fn open_lease(
@@ -226,21 +197,6 @@ impl Core {
         match error {
             Some(text) => ask.refuse(LeaseError::Misuse(text.into())),
             None => self.take_ask(ask),
-        }
-    }
-
-    fn take_ask(&mut self, ask: Ask) {
-        match self.refuses_asks {
-            true => ask.refuse(LeaseError::Closed),
-            false => self.asks.push_back(ask),
-        }
-    }
-
-    /// Answers whoever waits, and whoever will, that the cache is closed.
-    pub fn refuse_waiting_leases(&mut self) {
-        self.refuses_asks = true;
-        for ask in std::mem::take(&mut self.asks) {
-            ask.refuse(LeaseError::Closed);
         }
     }
 
@@ -406,104 +362,6 @@ impl Core {
         Ok(self.control.unpin(prefetch.pin)?)
     }
 
-    /// Answers what can be answered now.
-    pub(crate) fn answer_leases(&mut self) -> Result<(), CoreError> {
-        for ask in std::mem::take(&mut self.asks) {
-            let answered = match &ask.want {
-                Want::Load(pages, giver) => self.try_load(&ask, *pages, giver)?,
-                Want::Reserve(count, giver) => self.try_reserve(&ask, *count, giver)?,
-            };
-            if !answered {
-                self.asks.push_back(ask);
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a question may go on waiting for room for so many pages.
-    fn waits_for_room(&self, ask: &Ask, pages: u32) -> Result<bool, CoreError> {
-        if self.now < ask.until {
-            return Ok(true);
-        }
-        let saving = self.control.making_room(TierId::DEVICE) && self.now.since(ask.since) < LONGEST_SAVE;
-        Ok(saving && self.control.available_after_copies(TierId::DEVICE)? >= pages)
-    }
-
-    fn no_room(&self, wanted: &str) -> LeaseError {
-        LeaseError::NoRoom(format!(
-            "no room on the device for {wanted}: of its {} pages, {} are neither pinned nor reserved; release matches, \
-             wait with timeout_s, or make the pool larger",
-            self.control.capacity(TierId::DEVICE),
-            self.control.available(TierId::DEVICE),
-        ))
-    }
-
-    fn try_reserve(&mut self, ask: &Ask, count: u32, giver: &ReserveGiver) -> Result<bool, CoreError> {
-        let Some(lease) = self.leases.get_mut(&ask.lease) else { return Ok(ask.refuse_released()) };
-        let mut pages = Vec::new();
-        if self.control.reserve_device(count, &mut pages)? {
-            lease.reserved.extend(&pages);
-            if let Err(Ok(pages)) = giver.give(Ok(pages)) {
-                lease.reserved.retain(|page| !pages.contains(page));
-                self.control.free_device(&pages)?;
-            }
-            return Ok(true);
-        }
-        if self.waits_for_room(ask, count)? {
-            return Ok(false);
-        }
-        ask.refuse(self.no_room(&format!("{count} pages to compute into")));
-        Ok(true)
-    }
-
-    fn try_load(&mut self, ask: &Ask, most: u32, giver: &LoadGiver) -> Result<bool, CoreError> {
-        let id = ask.lease;
-        let late = self.now >= ask.until;
-        let Some(lease) = self.leases.get_mut(&id) else { return Ok(ask.refuse_released()) };
-        let usable = most.min(lease.found);
-        match &lease.prefetch {
-            Some(prefetch) if !prefetch.waits.is_empty() && !late => return Ok(false),
-            None if !late => {
-                lease.prefetch = self.control.prefetch(id, &lease.namespace, &lease.tokens, usable)?;
-                if lease.prefetch.is_some() {
-                    return Ok(false);
-                }
-            }
-            _ => {}
-        }
-        // What has come is all that comes: with the prefix that is there now, the rest is computed.
-        let there = self.control.above_disk(&lease.namespace, &lease.tokens, usable)?;
-        let admitted = self.control.admit(id, &lease.namespace, &lease.tokens, there, there, true, 0)?;
-        let Some(admitted) = admitted else {
-            let wanted = self.control.pages_to_load(&lease.namespace, &lease.tokens, there)?;
-            if self.waits_for_room(ask, wanted)? {
-                return Ok(false);
-            }
-            self.forget_load(id)?;
-            ask.refuse(self.no_room(&format!("{wanted} cached pages")));
-            return Ok(true);
-        };
-        let (held, load) = Held::of(admitted);
-        let Some(lease) = self.leases.get_mut(&id) else { return Ok(true) };
-        lease.held = Some(held);
-        let (pins, prefetch) = (std::mem::take(&mut lease.pins), lease.prefetch.take());
-        for pin in pins {
-            self.control.unpin(pin)?;
-        }
-        self.end_lease_prefetch(id, prefetch)?;
-        // The lease has it, whether or not anybody waits for it.
-        let _gone = giver.give(Ok(load));
-        Ok(true)
-    }
-
-    /// The lease is as it was before it was asked to load.
-    fn forget_load(&mut self, id: RequestId) -> Result<(), CoreError> {
-        let Some(lease) = self.leases.get_mut(&id) else { return Ok(()) };
-        lease.asked = false;
-        let prefetch = lease.prefetch.take();
-        self.end_lease_prefetch(id, prefetch)
-    }
-
     /// A lease's load is over and its pages are whole.
     pub(crate) fn lease_loaded(&mut self, id: RequestId, transfer: TransferId, duplicates: &[PageId]) {
         if let Some(held) = self.leases.get_mut(&id).and_then(|lease| lease.held.as_mut()) {
@@ -525,11 +383,5 @@ impl Core {
         if let Some(prefetch) = self.leases.get_mut(&id).and_then(|lease| lease.prefetch.as_mut()) {
             prefetch.waits.remove(&transfer);
         }
-    }
-
-    /// When a question of a lease has to be answered.
-    pub(crate) fn next_lease_deadline(&self) -> Option<Time> {
-        let ends = self.asks.iter().flat_map(|ask| [ask.until, ask.since + LONGEST_SAVE]);
-        ends.filter(|end| *end > self.now).min()
     }
 }

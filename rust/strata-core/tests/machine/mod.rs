@@ -10,32 +10,31 @@
 )]
 
 pub mod checked;
+mod setup;
 pub mod timed;
+mod transfers;
+
+pub use setup::*;
 
 use checked::Checked;
-use crossbeam_channel::{bounded, Receiver};
+use crossbeam_channel::Receiver;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
-use strata_control::{Back, ControlAction, ControlConfig, Selective, Through, WritePolicy};
+use strata_control::{ControlAction, ControlConfig};
 use strata_core::{
-    Action, Adaptive, BestEffort, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PlanKind, PlanRow,
-    PrefetchPolicy, RefusalKind, RowResult, Sources, StepFailure, StepTime, Timeout, WaitForAll,
+    Action, Core, CoreConfig, MaintenanceReport, NewRequest, Plan, PlanKind, PlanRow, RefusalKind, RowResult,
+    Sources, StepFailure, StepTime,
 };
-use strata_sched::cost::{CostPrior, LinkCost, StepCost};
-use strata_sched::{
-    Balanced, BalancedOptions, FirstComeFirstServed, Limits, LongestPrefixFirst, Policy, Predicted, Ratio,
-};
+use strata_sched::Limits;
 use strata_types::{
-    GroupId, Namespace, PageId, PageRecord, RequestId, ShardId, Time, Token, TransferCompletion,
-    TransferDescriptor, TransferError, TransferKind,
+    GroupId, Namespace, PageId, PageRecord, RequestId, Time, Token, TransferCompletion, TransferDescriptor,
+    TransferError, TransferKind,
 };
 
 pub const VOCABULARY: u32 = 11;
 pub const END: Token = 7;
-/// Transfers that a disk which hangs has begun; after them it takes no more.
-const MOST_HANGING: usize = 4;
 const SAVE_PATIENCE: Duration = Duration::from_millis(20);
 /// Pages that any tier may grow to.
 pub const MOST_PAGES: u32 = 128;
@@ -63,153 +62,6 @@ pub fn oracle(prompt: &[Token], max_new: usize) -> Vec<Token> {
         state = hash(state, token);
     }
     answer
-}
-
-#[derive(Clone, Debug)]
-pub struct Setup {
-    pub page_size: usize,
-    pub pages: [u32; 3],
-    /// Device to host, host to disk.
-    pub write: [Write; 2],
-    pub prefetch: Prefetch,
-    pub staging: u32,
-    pub outstanding: usize,
-    pub batch_tokens: u32,
-    pub fault_percent: u8,
-    /// The part of a tier that prefetches may fill.
-    pub share_percent: u8,
-    pub disk_bytes_per_day: Option<u64>,
-    pub speeds: Speeds,
-    pub schedule: Schedule,
-    /// Deferral from so many transient tokens on.
-    pub threshold: u32,
-    pub max_decode_stall: Option<Duration>,
-    pub page_bytes: u64,
-    pub max_running: u32,
-}
-
-impl Default for Setup {
-    /// All tiers, no faults.
-    fn default() -> Setup {
-        Setup {
-            page_size: 2,
-            pages: [40, 40, 40],
-            write: [Write::Through; 2],
-            prefetch: Prefetch::Adaptive,
-            staging: 0,
-            outstanding: 2,
-            batch_tokens: 64,
-            fault_percent: 0,
-            share_percent: 60,
-            disk_bytes_per_day: None,
-            speeds: Speeds::Unknown,
-            schedule: Schedule::Fcfs,
-            threshold: 100,
-            max_decode_stall: None,
-            page_bytes: 64,
-            max_running: 6,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Schedule {
-    Fcfs,
-    Lpm,
-    Static,
-    Adaptive,
-}
-
-impl Schedule {
-    fn policy(self, threshold: u32) -> Box<dyn Policy> {
-        let max_wait = Duration::from_millis(60);
-        let options = BalancedOptions { threshold, max_wait, ..BalancedOptions::default() };
-        match self {
-            Schedule::Fcfs => Box::new(FirstComeFirstServed::new(max_wait)),
-            Schedule::Lpm => Box::new(LongestPrefixFirst::new(max_wait)),
-            Schedule::Static => Box::new(Balanced::new(Ratio { loaded_per_computed: 0.5 }, options)),
-            Schedule::Adaptive => Box::new(Balanced::new(Predicted, options)),
-        }
-    }
-}
-
-/// What Core believes of the hardware.
-#[derive(Clone, Copy, Debug)]
-pub enum Speeds {
-    Unknown,
-    /// A load takes longer than to compute.
-    SlowHost,
-    /// A read takes longer than to compute.
-    SlowDisk,
-    /// All links are much quicker than computing.
-    Fast,
-    /// Seconds of a prefill step, of each of its tokens, and of each byte of a load.
-    Given {
-        per_step: f64,
-        per_token: f64,
-        per_byte: f64,
-    },
-}
-
-impl Speeds {
-    fn prior(self) -> CostPrior {
-        let link = |per_byte| LinkCost { latency: 0.0, per_byte };
-        let (load, read) = match self {
-            Speeds::Unknown => return CostPrior::default(),
-            Speeds::SlowHost => (1.0, 1e-9),
-            Speeds::SlowDisk => (1e-9, 1.0),
-            Speeds::Fast => (1e-9, 1e-9),
-            Speeds::Given { per_byte, .. } => (per_byte, 1e-9),
-        };
-        let (per_step, per_token) = match self {
-            Speeds::Given { per_step, per_token, .. } => (per_step, per_token),
-            _ => (1e-3, 1e-3),
-        };
-        let step = StepCost { per_step, per_token, per_pair: 0.0 };
-        let mut prior = CostPrior::default();
-        prior.prefill = Some(step);
-        prior.with_link(TransferKind::Load, link(load)).with_link(TransferKind::Prefetch, link(read))
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Write {
-    Through,
-    Selective,
-    Back,
-}
-
-impl Write {
-    fn policy(self) -> Box<dyn WritePolicy> {
-        match self {
-            Write::Through => Box::new(Through),
-            Write::Selective => Box::new(Selective { accesses: 2 }),
-            Write::Back => Box::new(Back),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum Prefetch {
-    Adaptive,
-    /// As `Adaptive`, with a deadline that nothing reaches.
-    Patient,
-    BestEffort,
-    Wait,
-    Timeout,
-}
-
-impl Prefetch {
-    fn policy(self) -> Box<dyn PrefetchPolicy> {
-        let limit = Duration::from_millis(30);
-        match self {
-            Prefetch::Adaptive => Box::new(Adaptive { deadline: limit }),
-            Prefetch::Patient => Box::new(Adaptive { deadline: Duration::from_secs(600) }),
-            Prefetch::BestEffort => Box::new(BestEffort),
-            Prefetch::Wait => Box::new(WaitForAll { patience: limit }),
-            Prefetch::Timeout => Box::new(Timeout { base: limit, per_thousand_tokens: limit }),
-        }
-    }
 }
 
 pub struct Machine {
@@ -420,181 +272,6 @@ impl Machine {
                 }
             }
         }
-    }
-
-    /// Every page that a transfer under way reads or writes.
-    fn under_way(&self) -> impl Iterator<Item = (usize, PageId)> + '_ {
-        self.transfers.iter().chain(&self.hanging).flat_map(|other| {
-            let (from, to) = (other.kind.source().index(), other.kind.destination().index());
-            other.pages.iter().flat_map(move |step| [(from, step.from), (to, step.to)])
-        })
-    }
-
-    /// A transfer writes no page that another one still reads or writes.
-    fn expect_untouched(&self, transfer: &TransferDescriptor) {
-        let tier = transfer.kind.destination().index();
-        for step in &transfer.pages {
-            let touched = self.under_way().any(|page| page == (tier, step.to));
-            assert!(!touched, "{transfer:?} writes page {} while it is in use", step.to);
-        }
-    }
-
-    /// A plan writes no page that a transfer under way reads or writes.
-    fn expect_own_pages(&self, plan: &Plan) {
-        let size = self.setup.page_size;
-        for row in &plan.rows {
-            let written = row.start / size..(row.start + row.length).div_ceil(size);
-            for page in &row.pages[written] {
-                let touched = self.under_way().any(|other| other == (0, *page));
-                assert!(!touched, "request {} writes page {page} while it is in use", row.request);
-            }
-        }
-    }
-
-    /// The disk hangs, or answers again.
-    pub fn hang_disk(&mut self, hangs: bool) {
-        self.disk_hangs = hangs;
-        self.ever_hung |= hangs;
-        while let Some(transfer) = (!hangs).then(|| self.hanging.pop()).flatten() {
-            let whole = self.random(transfer.pages.len() + 1);
-            let late = || TransferError::Io { operation: transfer.kind.name().into(), reason: "late".into() };
-            let error = (whole < transfer.pages.len()).then(late);
-            self.finish(transfer, whole, error);
-        }
-    }
-
-    /// The disk is to go, or is there again with what it held and a scan under way.
-    pub fn plug_disk(&mut self, pages: u32) {
-        if self.attached && self.core.stats().tiers[2].capacity > 0 {
-            assert!(!self.core.attach_disk(pages).unwrap(), "there is a disk already");
-        }
-        if self.attached && self.detaching.is_none() {
-            let (reply, answer) = bounded(1);
-            self.core.detach_disk(self.now + Duration::from_millis(40), reply);
-            self.detaching = Some(answer);
-        } else if !self.attached {
-            self.attached = true;
-            assert!(self.core.attach_disk(pages).unwrap());
-            self.records.retain(|page, _| page.0 < pages);
-            let half = pages / 2;
-            self.to_scan = vec![0..half, half..pages];
-        }
-    }
-
-    /// The scan of the disk reports one stretch.
-    pub fn scan_one(&mut self) {
-        if self.to_scan.is_empty() || !self.attached || self.detaching.is_some() {
-            return;
-        }
-        let index = self.random(self.to_scan.len());
-        let pages = self.to_scan.remove(index);
-        let inside = self.records.iter().filter(|(page, _)| pages.contains(&page.0));
-        let found = inside.map(|(page, record)| (*page, record.clone())).collect();
-        self.found_again += self.core.recovered(pages, found, self.to_scan.is_empty()).unwrap();
-    }
-
-    /// Headers are cleared before a payload and written after it.
-    fn keep_records(&mut self, transfer: &TransferDescriptor, whole: usize) {
-        for (index, step) in transfer.pages.iter().enumerate() {
-            match transfer.kind {
-                TransferKind::Spill if index < whole => {
-                    drop(self.records.insert(step.to, transfer.records[index].clone()));
-                }
-                TransferKind::Spill => drop(self.records.remove(&step.to)),
-                TransferKind::Erase if index < whole => drop(self.records.remove(&step.to)),
-                _ => {}
-            }
-        }
-    }
-
-    /// A transfer ends, and Core hears of it.
-    pub fn finish(&mut self, transfer: TransferDescriptor, whole: usize, error: Option<TransferError>) {
-        let completion = self.end(transfer, whole, error);
-        self.tell(completion);
-    }
-
-    fn end(
-        &mut self,
-        transfer: TransferDescriptor,
-        whole: usize,
-        error: Option<TransferError>,
-    ) -> TransferCompletion {
-        self.keep_records(&transfer, whole);
-        let (from, to) = (transfer.kind.source().index(), transfer.kind.destination().index());
-        for (index, step) in transfer.pages.iter().enumerate() {
-            if transfer.kind == TransferKind::Erase {
-                continue;
-            }
-            let bytes = self.memory[from][step.from.0 as usize].clone();
-            // A transfer that fails may have scribbled over any part of its destination.
-            let written = if index < whole { bytes } else { vec![0xdead; self.setup.page_size] };
-            self.memory[to][step.to.0 as usize] = written;
-        }
-        if let Some(ticket) = &transfer.ticket {
-            match error {
-                None => ticket.advance(ticket.layers()),
-                Some(_) => ticket.fail(),
-            }
-        }
-        TransferCompletion {
-            id: transfer.id,
-            shard: ShardId(0),
-            pages_whole: whole,
-            error,
-            bytes: whole as u64 * self.setup.page_bytes,
-            busy_ns: 1,
-        }
-    }
-
-    fn tell(&mut self, completion: TransferCompletion) {
-        self.news = true;
-        self.core.transfer_done(self.now, completion.clone()).unwrap();
-        if self.random(10) == 0 {
-            self.core.transfer_done(self.now, completion).unwrap();
-        }
-    }
-
-    pub fn move_one(&mut self) -> bool {
-        if !self.untold.is_empty() && (self.transfers.is_empty() || self.random(2) == 0) {
-            let completion = self.untold.remove(0);
-            self.tell(completion);
-            return true;
-        }
-        if self.transfers.is_empty() {
-            return false;
-        }
-        let index = self.random(self.transfers.len());
-        let transfer = self.transfers.remove(index).unwrap();
-        let pages = transfer.pages.len();
-        let on_disk = !matches!(transfer.kind, TransferKind::Load | TransferKind::Backup);
-        if on_disk && self.disk_hangs {
-            if self.hanging.len() < MOST_HANGING {
-                self.hanging.push(transfer);
-            } else {
-                let error = TransferError::Unavailable { tier: "disk", reason: "stalled".into() };
-                self.finish(transfer, 0, Some(error));
-            }
-            return true;
-        }
-        // Few schedules read from disk at all.
-        let twice = 1 + usize::from(transfer.kind == TransferKind::Prefetch);
-        if self.random(100) < twice * usize::from(self.setup.fault_percent) {
-            let whole = self.random(pages);
-            let error = match transfer.kind {
-                TransferKind::Prefetch => {
-                    TransferError::Corrupt { record: transfer.pages[whole].from, reason: "checksum".into() }
-                }
-                kind => TransferError::Io { operation: kind.name().into(), reason: "EIO".into() },
-            };
-            self.finish(transfer, whole, Some(error));
-        } else if transfer.kind == TransferKind::Load && self.random(3) == 0 {
-            // Whoever waits for a load reads its ticket, and may be done before Core hears of the end.
-            let completion = self.end(transfer, pages, None);
-            self.untold.push(completion);
-        } else {
-            self.finish(transfer, pages, None);
-        }
-        true
     }
 
     /// Carries out the oldest plan as an engine would.
