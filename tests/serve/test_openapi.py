@@ -11,6 +11,11 @@ import schemathesis
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from strata.config import StrataConfig
 from strata.serve.app import create_app
@@ -21,6 +26,7 @@ SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", create_app(ENGINE, CONF
 OPERATIONS: list[Any] = [found.ok() for found in SCHEMA.get_all_operations()]
 WITH_BODY = [operation for operation in OPERATIONS if operation.body]
 QUICK, LONG = 40, 1500
+AS_DOCUMENTED = [status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 def by_label(operations: list[Any]) -> Any:
@@ -49,6 +55,7 @@ def explore(operation: Any, mode: GenerationMode, examples: int) -> set[int]:
         answer = case.call()
         statuses.add(answer.status_code)
         assert answer.status_code < 500, f"{case.as_curl_command()}\n{answer.text}"
+        case.validate_response(answer, checks=AS_DOCUMENTED)
         if answer.status_code >= 400:
             error = answer.json()["error"]
             assert set(error) == {"message", "type", "param", "code"} and error["message"]

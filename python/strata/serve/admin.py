@@ -16,6 +16,7 @@ from strata import __version__
 from strata.config import parse_size
 from strata.engine.api import TIERS, TierReport, WaitingReport
 from strata.errors import CapacityError
+from strata.serve.documented import NOT_NOW, TEXT
 from strata.serve.errors import ApiError
 from strata.serve.protocol import AttachBody, DemoteBody, ResizeBody
 from strata.serve.service import Service
@@ -108,7 +109,7 @@ def admin_router(service: Service) -> APIRouter:
         service.check_model(name)
         return model_card()
 
-    @router.get("/health")
+    @router.get("/health", responses=NOT_NOW)
     @router.head("/health", include_in_schema=False)
     async def health() -> Response:
         """200 while requests can be answered, 503 after that, with sentences for the operator."""
@@ -120,14 +121,14 @@ def admin_router(service: Service) -> APIRouter:
         }
         return JSONResponse(body, 200 if state.ok else 503)
 
-    @router.get("/livez")
+    @router.get("/livez", responses=NOT_NOW)
     @router.head("/livez", include_in_schema=False)
     async def livez() -> Response:
         """200 unless nothing but a restart helps: what a supervisor asks before it kills."""
         state = await service.probe(engine.health)
         return JSONResponse({"live": state.ok, "problems": list(state.problems)}, 200 if state.ok else 503)
 
-    @router.get("/ready")
+    @router.get("/ready", responses=NOT_NOW)
     @router.head("/ready", include_in_schema=False)
     @router.get("/readyz", include_in_schema=False)
     @router.head("/readyz", include_in_schema=False)
@@ -141,7 +142,7 @@ def admin_router(service: Service) -> APIRouter:
         """The version that runs."""
         return {"version": __version__}
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=Response, responses=TEXT)
     async def metrics() -> Response:
         """Prometheus' text format."""
         return Response(await service.call(service.metrics.render), media_type=CONTENT_TYPE_LATEST)

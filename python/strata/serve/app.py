@@ -12,6 +12,7 @@ from strata.serve.access import AccessControl
 from strata.serve.admin import admin_router
 from strata.serve.chat import chat_router
 from strata.serve.completions import completions_router
+from strata.serve.documented import FAILURES
 from strata.serve.errors import add_error_handlers
 from strata.serve.limits import Limits
 from strata.serve.metrics import HttpMetrics, ServerMetrics
@@ -27,7 +28,7 @@ def create_app(engine: EngineProtocol, config: StrataConfig) -> FastAPI:
     service = Service(engine, config, ServerMetrics(engine, config))
     service.metrics.watch_readiness(lambda: service.readiness().ready)
     # The pages that FastAPI has for a browser run scripts of another site on this origin.
-    app = FastAPI(title="Strata", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Strata", version=__version__, docs_url=None, redoc_url=None, responses=FAILURES)
     app.state.service = service
     app.include_router(completions_router(service))
     app.include_router(chat_router(service))

@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from strata.engine.api import MOST_LOGPROBS, Chunk, TokenLogprob
+from strata.serve.documented import ChatAnswer, answer
 from strata.serve.errors import ApiError
 from strata.serve.generation import Answer, respond
 from strata.serve.logprobs import chat_logprobs, token_text_of
@@ -132,7 +133,7 @@ def chat_router(service: Service) -> APIRouter:
     """The route, bound to a service."""
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", responses=answer(ChatAnswer, streams=True))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers the last message of a chat."""
         tokenizer = service.engine.tokenizer

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from strata.engine.api import Chunk
+from strata.serve.documented import CompletionAnswer, answer
 from strata.serve.generation import Answer, respond
 from strata.serve.logprobs import LogprobColumns, token_text_of
 from strata.serve.long_texts import encode_within_context
@@ -86,7 +87,7 @@ def completions_router(service: Service) -> APIRouter:
     """The route, bound to a service."""
     router = APIRouter()
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", responses=answer(CompletionAnswer, streams=True))
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continues one or several prompts."""
         tokenizer = service.engine.tokenizer

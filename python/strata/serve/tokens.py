@@ -11,6 +11,7 @@ from pydantic import BaseModel, Discriminator, Tag
 from starlette.responses import Response
 
 from strata.engine.api import EngineProtocol
+from strata.serve.documented import DetokenizeAnswer, TokenizeAnswer, answer
 from strata.serve.errors import FORM
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
@@ -66,32 +67,32 @@ def tokens_router(service: Service) -> APIRouter:
     """The routes, bound to a service."""
     router = APIRouter()
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", responses=answer(TokenizeAnswer))
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or a chat, and how many there are."""
         service.check_model(body.model)
         tokenizer = service.engine.tokenizer
 
-        def answer() -> Response:
+        def answered() -> Response:
             ids = body.token_ids(service.engine)
             texts = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
             length = service.engine.max_context
             found = {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts}
             return JSONResponse(found)
 
-        return await service.call(answer)
+        return await service.call(answered)
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", responses=answer(DetokenizeAnswer))
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special tokens included."""
         service.check_model(body.model)
 
-        def answer() -> Response:
+        def answered() -> Response:
             return JSONResponse(
                 {"prompt": service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
             )
 
-        return await service.call(answer)
+        return await service.call(answered)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, str | None]:
