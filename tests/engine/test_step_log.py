@@ -41,7 +41,7 @@ def test_the_lines_add_up_to_the_counters(make_engine: MakeEngine, tmp_path: Pat
     assert sum(step["kind"] == "prefill" for step in steps) == stats["prefill_forwards"]
     assert sum(step["kind"] == "decode" for step in steps) == stats["decode_forwards"]
     assert len(steps) == stats["plans"] - stats["plans_discarded"]
-    assert total("tokens", "prefill") == stats["prompt_tokens_computed"]
+    assert total("tokens", "prefill") == stats["prompt_tokens_computed"] == stats["prefilled_tokens"]
     assert total("sampled") == stats["generated_tokens"] == 9
     assert total("tokens", "decode") == total("rows", "decode") == 9 - 2
     assert answer.sources[1] > 0 and total("loaded_tokens") == stats["prompt_tokens_host"]

@@ -232,6 +232,7 @@ class FakeEngine:
             "prompt_tokens_device": 100,
             "prompt_tokens_disk": 3984,
             "prompt_tokens_computed": 28,
+            "prefilled_tokens": 28,
             "load_bytes": 1000,
             "spill_bytes": 500,
             "prefetch_bytes": 300,
@@ -266,7 +267,14 @@ class FakeEngine:
         self.flush_started.set()
         self.flush_may_end.wait(timeout_s)
         self.calls.append(("flush",))
-        return {"device": 3, "disk": 5}
+        return {
+            "device_dropped": 3,
+            "device_kept": 0,
+            "host_dropped": 0,
+            "host_kept": 2,
+            "disk_dropped": 5,
+            "not_erased": 0,
+        }
 
     def demote(self, tiers: Sequence[str], timeout_s: float = 60.0) -> dict[str, int]:
         self.calls.append(("demote", *tiers))

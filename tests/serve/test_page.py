@@ -160,7 +160,9 @@ def test_flush_asks_first_and_sends_only_what_was_confirmed(
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
     wait_until(lambda: served.engine.calls == [("flush",)])
-    expect(page.locator("#state")).to_have_text("flushed: 3 pages device, 5 pages disk")
+    expect(page.locator("#state")).to_have_text(
+        "pages forgotten: 3 on device, 5 on disk; in use and kept: 2 on host"
+    )
     assert page.evaluate("document.activeElement.id") == "flush"
 
 
@@ -473,7 +475,7 @@ def test_with_a_real_engine(serve: Callable[..., RunningServer], visit: Visitor,
     )
     page.click("#flush")
     page.click("#flush-confirm")
-    expect(page.locator("#state")).to_have_text(re.compile(r"flushed: \d+ pages device"))
+    expect(page.locator("#state")).to_have_text(re.compile(r"pages forgotten: \d+ on device"))
     expect(page.locator("#tiers .facts").first).to_have_text(re.compile(r"^0\stokens\skept"))
 
 

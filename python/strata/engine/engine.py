@@ -117,6 +117,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._epoch = 0
         self._forwards = {"prefill": 0, "decode": 0}
+        self._prefilled_tokens = 0
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._warm = threading.Event()
@@ -232,6 +233,7 @@ class Engine:
         took = time.monotonic() - started - stalled
         busy = self._clock.busy_s(took, plan.samples, was_loading)
         if plan.is_prefill:
+            self._prefilled_tokens += sum(plan.query_lengths)
             answers.measure(sum(plan.query_lengths), busy)
             answers.note_progress(plan)
         if before is not None:
@@ -290,6 +292,7 @@ class Engine:
         flat = dict(self._runtime.stats())
         flat["prefill_forwards"] = float(self._forwards["prefill"])
         flat["decode_forwards"] = float(self._forwards["decode"])
+        flat["prefilled_tokens"] = float(self._prefilled_tokens)
         flat["prefill_tokens_per_s"] = self._answers.prefill_rate or 0.0
         flat["page_bytes"] = float(self._sizes.page_bytes)
         return flat | self._answers.token_gaps.stats()

@@ -9,16 +9,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from strata.engine.api import EngineProtocol, GenerationRequest, RequestStream
+from strata.engine.api import TIERS, EngineProtocol, GenerationRequest, RequestStream
 from strata.errors import StrataError
 from strata.serve.history import SAMPLE_S, History
-from strata.serve.recent import SOURCES, Recent
+from strata.serve.recent import Recent
 
 LINKS = ("load", "backup", "prefetch", "spill")
 _LOOKED_S = 10.0
 """How long after a look the counters are sampled without a request."""
 _COUNTERS = (
-    *(f"prompt_tokens_{source}" for source in SOURCES),
+    *(f"prompt_tokens_{tier}" for tier in TIERS),
+    "prefilled_tokens",
     *(f"{link}_bytes" for link in LINKS),
     "load_stall_ns",
     "generated_tokens",

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 
 from strata import __version__
-from strata.engine.api import TierReport, TokenSources
+from strata.engine.api import TIERS, TierReport, TokenSources
 from strata.serve.divergence import Comparison, is_whole, why
 from strata.serve.history import POINT_S
 from strata.serve.notes import start_notes
@@ -61,7 +61,8 @@ class Waiting(BaseModel):
 
 class Series(BaseModel):
     """What came in each `seconds_per_point` of the last minutes, the present ones last: prompt tokens by where they
-    came from, generated tokens, and the prefill seconds that cached tokens saved."""
+    came from, generated tokens, and the prefill seconds that cached tokens saved. Cached tokens come when their request
+    is admitted, computed ones with the step that computes them, again where a preemption made that necessary."""
 
     seconds_per_point: float
     device: list[float]
@@ -264,7 +265,8 @@ def _series(observer: Observer) -> Series:
     points = observer.history.points
     return Series(
         seconds_per_point=POINT_S,
-        **{source: points(f"prompt_tokens_{source}") for source in SOURCES},
+        **{tier: points(f"prompt_tokens_{tier}") for tier in TIERS},
+        computed=points("prefilled_tokens"),
         generated=points("generated_tokens"),
         saved_s=points("saved_s"),
     )

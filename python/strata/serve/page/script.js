@@ -1,7 +1,7 @@
 // Asks /status every two seconds while somebody looks, for the key where the server wants one, and before it flushes.
 
 import { clock, count } from "./format.js";
-import { flushSentence, show } from "./view.js";
+import { flushedSentence, flushSentence, show } from "./view.js";
 
 const EVERY_MS = 2000;
 const LIMIT_MS = 10000;
@@ -117,10 +117,9 @@ byId("flush-confirm").addEventListener("click", async () => {
   complain(byId("flush-error"), "");
   try {
     const { dropped } = await ask("/cache/flush", { method: "POST" });
-    const pages = Object.entries(dropped).filter(([name, number]) => number && name !== "not_erased");
     byId("flush-dialog").close();
     await look();
-    state("ok", `flushed: ${pages.map(([name, number]) => `${count(number)} pages ${name}`).join(", ") || "nothing was cached"}`, SAID_MS);
+    state("ok", flushedSentence(dropped), SAID_MS);
   } catch (error) {
     if (error.status === 401) {
       byId("flush-dialog").close();

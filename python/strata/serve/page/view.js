@@ -199,7 +199,7 @@ function showRequests(status) {
       row.querySelector(`.mix .${source}`).style.flexGrow = sources ? String(sources[source]) : "0";
     }
     const parts = sources ? SOURCES.filter((source) => sources[source]) : [];
-    say(part(row, "sources"), parts.map((source) => `${count(sources[source])} ${source}`).join(", "));
+    say(part(row, "sources"), parts.map((source) => `${count(sources[source])} ${source === "computed" && request.ttft_s === null && request.finish_reason === null ? "to compute" : source}`).join(", "));
     say(part(row, "ttft"), seconds(request.ttft_s));
     say(part(row, "total"), seconds(request.total_s));
     say(part(row, "out"), count(request.generated_tokens));
@@ -230,6 +230,15 @@ export function show(status) {
   showTiers(status);
   showLinks(status);
   showRequests(status);
+}
+
+/** What a flush has forgotten, from its answer. */
+export function flushedSentence(done) {
+  const tiers = SOURCES.slice(0, 3);
+  const pages = (what) => tiers.filter((tier) => done[`${tier}_${what}`]).map((tier) => `${count(done[`${tier}_${what}`])} on ${tier}`);
+  const [dropped, kept] = [pages("dropped"), pages("kept")];
+  const forgotten = dropped.length ? `pages forgotten: ${dropped.join(", ")}` : "no page was free to be forgotten";
+  return kept.length ? `${forgotten}; in use and kept: ${kept.join(", ")}` : dropped.length ? forgotten : "nothing was cached";
 }
 
 /** What a flush would forget, in a sentence. */
