@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 from pathlib import Path
 
@@ -39,6 +40,24 @@ def test_the_second_engine_takes_the_root_over(make_engine: MakeEngine, served: 
     answer = ask(second, PROMPT)
     assert_exact(served.model, PROMPT, answer)
     assert answer.sources == (0, 0, 40, 1)
+
+
+def test_a_root_that_is_deleted_is_made_anew_and_found_by_the_next_start(
+    make_engine: MakeEngine, served: ServedModel, tmp_path: Path
+) -> None:
+    engine = make_engine()
+    assert_exact(served.model, PROMPT, ask(engine, PROMPT))
+    wait_idle(engine)
+    shutil.rmtree(tmp_path / "kv")
+    assert eventually(lambda: any("was deleted" in problem for problem in engine.health().problems))
+    assert eventually(lambda: engine.stats()["disk_up"] == 1, TAKE_OVER_S)
+    assert_exact(served.model, PROMPT, ask(engine, PROMPT))
+    assert engine.health().ok and engine.health().problems == ()
+    kept = engine.shutdown(drain_s=1.0, demote_s=30.0)
+    assert kept["disk_resident_pages"] >= 10
+    again = make_engine()
+    assert again._runtime.recovered == (kept["disk_resident_pages"], 0)
+    assert ask(again, PROMPT).sources == (0, 0, 40, 1)
 
 
 class Vandal:

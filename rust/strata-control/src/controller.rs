@@ -4,6 +4,7 @@ use crate::budget::WriteBudget;
 use crate::config::ControlConfig;
 use crate::moving::Relays;
 use crate::recover::Recovery;
+use crate::room::NoRoom;
 use crate::saving::Saving;
 use crate::settle::Effect;
 use crate::stats::{ControlStats, TierStats};
@@ -49,6 +50,7 @@ pub struct CacheController {
     pub(crate) relays: Relays,
     pub(crate) budget: WriteBudget,
     pub(crate) recovery: Recovery,
+    pub(crate) no_room: NoRoom,
     /// When a tier that is still too large was last looked at.
     pub(crate) shrunk: Time,
     /// The disk is being detached.
@@ -130,6 +132,7 @@ impl CacheController {
             relays: Relays::default(),
             budget,
             recovery: Recovery::default(),
+            no_room: NoRoom::default(),
             shrunk: Time::default(),
             disk_leaves: false,
             effects: VecDeque::new(),
@@ -147,6 +150,7 @@ impl CacheController {
     pub fn advance(&mut self, now: Time) {
         self.now = self.now.max(now);
         self.tree.set_clock(self.now.0);
+        self.try_room_again();
     }
 
     /// Whether anything has happened to requests since the last call of `take_effects`.

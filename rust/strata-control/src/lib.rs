@@ -14,6 +14,7 @@ mod local;
 mod maintain;
 mod moving;
 mod recover;
+mod room;
 mod saving;
 mod settle;
 mod stats;

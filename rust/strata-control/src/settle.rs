@@ -107,12 +107,14 @@ impl CacheController {
                 for step in &transfer.moves {
                     self.pools[TierId::HOST.index()].abort(step.from)?;
                 }
-                self.relay_over(transfer.kind, transfer.origin, transfer.users);
-                Ok(())
+                let users = std::mem::take(&mut transfer.users);
+                self.relay_over(transfer.kind, transfer.origin, users);
+                self.find_other_room(&transfer, TierId::DEVICE)
             }
             Leg::Whole => {
                 let duplicates = self.commit(&transfer)?;
                 self.drop_corrupt(&transfer)?;
+                self.find_other_room(&transfer, TierId::HOST)?;
                 self.after(id, transfer, duplicates)
             }
         }
@@ -189,6 +191,15 @@ impl CacheController {
         let gone = self.tree.remove(&transfer.namespace, group, tokens, TierId::DISK, bad..bad + 1)?;
         self.take_back(&gone)?;
         self.settle_in_use()
+    }
+
+    /// What found no room on the disk goes where something else was, if the write policy still wants it there.
+    fn find_other_room(&mut self, transfer: &Transfer, source: TierId) -> Result<(), ControlError> {
+        let Some(TransferError::NoRoom { pages, .. }) = &transfer.error else { return Ok(()) };
+        if self.no_room(pages)? && !transfer.cancelled {
+            self.copy_down(source, &transfer.namespace, &transfer.tokens)?;
+        }
+        Ok(())
     }
 
     fn after(

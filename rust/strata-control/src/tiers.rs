@@ -3,6 +3,7 @@
 
 use crate::controller::CacheController;
 use crate::recover::Recovery;
+use crate::room::NoRoom;
 use crate::ControlError;
 use std::time::Duration;
 use strata_types::{TierId, Time, TransferKind};
@@ -77,6 +78,7 @@ impl CacheController {
         self.pools[disk].resize(pages);
         self.pools[disk].withhold(0..pages)?;
         self.recovery = Recovery::default();
+        self.no_room = NoRoom::default();
         self.disk_leaves = false;
         Ok(true)
     }
@@ -102,6 +104,7 @@ impl CacheController {
         let gone = self.tree.clear(self.config.group, TierId::DISK)?;
         self.take_back(&gone)?;
         self.recovery = Recovery::default();
+        self.no_room = NoRoom::default();
         let disk = TierId::DISK.index();
         self.config.pages[disk] = 0;
         self.pools[disk].resize(0);

@@ -6,7 +6,7 @@ mod machine;
 use machine::{oracle, Machine, Prefetch, Setup, Speeds, Write, PROMPTS, VOCABULARY};
 use std::time::Duration;
 use strata_core::StepFailure;
-use strata_types::{RequestId, TierId, Token, TransferError, TransferKind};
+use strata_types::{RequestId, TierId, Token, TransferDescriptor, TransferError, TransferKind};
 
 /// A link on which every load is late must not hold a request for ever: it is computed instead.
 #[test]
@@ -460,4 +460,55 @@ fn room_is_not_made_of_what_is_about_to_be_loaded() {
     let loads = *machine.core.stats().control.edge(TransferKind::Load);
     assert!(loads.pages >= 5 + 4, "nothing was loaded in the end: {loads:?}");
     machine.core.check().unwrap();
+}
+
+/// A file system that is smaller than the disk tier may be: what is new takes the place of what is old, as in a full
+/// tier, and the rest of the tier is used once there is room for it.
+#[test]
+fn a_full_file_system_keeps_what_was_used_last() {
+    const ROOM: u32 = 12;
+    for staged in [false, true] {
+        let host = if staged { 0 } else { 40 };
+        let setup = Setup { pages: [40, host, 40], staging: 8, outstanding: 1, ..Setup::default() };
+        PROMPTS.with(|prompts| prompts.borrow_mut().clear());
+        let mut machine = Machine::new(setup, 3);
+        let mut full = true;
+        let ask = |machine: &mut Machine, number: u32, full: bool| {
+            let prompt: Vec<Token> = (0..9).map(|index| (index * number + number) % VOCABULARY).collect();
+            machine.arrive(RequestId(u64::from(number)), prompt, 1, "", 0);
+            machine.settle();
+            loop {
+                let beyond = |transfer: &TransferDescriptor| {
+                    transfer.kind == TransferKind::Spill
+                        && transfer.pages.iter().any(|step| step.to.0 >= ROOM)
+                };
+                if let Some(index) = machine.transfers.iter().position(beyond).filter(|_| full) {
+                    let transfer = machine.transfers.remove(index).unwrap();
+                    let whole = transfer.pages.iter().take_while(|step| step.to.0 < ROOM).count();
+                    let (operation, reason) = ("allocation".into(), "ENOSPC".into());
+                    let error = TransferError::NoRoom { operation, reason, pages: vec![ROOM..40] };
+                    machine.finish(transfer, whole, Some(error));
+                } else if !machine.move_one() && !machine.compute_one() {
+                    break;
+                }
+                machine.settle();
+            }
+        };
+        for number in 1..=12 {
+            ask(&mut machine, number, full);
+        }
+        let stats = machine.core.stats();
+        let spills = *stats.control.edge(TransferKind::Spill);
+        assert_eq!(spills.pages, 12 * 4, "every page found room: {spills:?}");
+        assert_eq!((stats.tiers[2].resident, stats.tiers[2].evicted), (ROOM, 12 * 4 - ROOM as u64));
+        assert!(spills.failed <= 3, "the same is not tried again and again: {spills:?}");
+        machine.core.check().unwrap();
+        full = false;
+        machine.now = machine.now + Duration::from_secs(10);
+        for number in 13..=15 {
+            ask(&mut machine, number, full);
+        }
+        assert_eq!(machine.core.stats().tiers[2].resident, ROOM + 3 * 4);
+        machine.core.check().unwrap();
+    }
 }

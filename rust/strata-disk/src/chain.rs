@@ -8,6 +8,7 @@
 use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentFile, Started};
 use crate::format::{identity, RecordHeader};
 use crate::geometry::BLOCK;
+use crate::health::is_full;
 use crate::segments::{Entry, Slot};
 use crate::store::Shared;
 use crate::transfer::{Run, Transfer};
@@ -85,8 +86,12 @@ impl Job {
             Ok(file) => file,
             Err(error) => {
                 let operation = format!("allocation of {}", segments.path(run.segment).display());
-                self.shared.monitor.failed(&operation, &error);
-                self.transfer.fail(run.first, TransferError::Io { operation, reason: error.to_string() });
+                let reason = error.to_string();
+                let failure = match is_full(&error) {
+                    true => TransferError::NoRoom { operation, reason, pages: segments.missing() },
+                    false => TransferError::Io { operation, reason },
+                };
+                self.transfer.fail(run.first, failure);
                 return None;
             }
         };

@@ -39,6 +39,8 @@ pub struct DiskConfig {
     pub root: PathBuf,
     /// The most that the root may occupy, as `du` counts it, over all fingerprints.
     pub cap_bytes: u64,
+    /// The file system (`st_dev`) on which a root that is not there may be made; none: any. For one that was lost.
+    pub made_on: Option<u64>,
     /// What this store's pages share.
     pub fingerprint: Fingerprint,
     /// The group whose pages it holds.
@@ -89,6 +91,7 @@ impl DiskConfig {
         DiskConfig {
             root: root.into(),
             cap_bytes,
+            made_on: None,
             fingerprint,
             group: GroupId(0),
             shard: ShardId(0),

@@ -34,6 +34,15 @@ pub enum DiskError {
         /// Its owner, where the lock file says.
         pid: Option<u32>,
     },
+    /// The root was there, and now neither it nor its file system is.
+    #[error(
+        "disk root {root} is gone, and so is the file system that it was on: \
+         mount it again, or start with another --disk-path"
+    )]
+    Unmounted {
+        /// The root.
+        root: PathBuf,
+    },
     /// The folder holds other people's files.
     #[error(
         "{root} is not empty and not a Strata disk root (it holds {found:?} but no {marker}): \

@@ -1,6 +1,6 @@
 //! How the store does: what it has moved, what went wrong, which I/O is in flight since when. Failures in a row take
 //! it out of service until a trial of the disk succeeds; an I/O past its deadline makes it stalled until the kernel
-//! answers. A full disk is neither: it fails the spills that need a new segment, and reads go on.
+//! answers. A full disk is neither: it fails the spills that find no room, says so, and reads go on.
 
 use crate::config::DiskConfig;
 use crate::service::Service;
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Whether transfers are executed.
@@ -81,6 +81,17 @@ pub(crate) struct Counters {
     pub disk_usage_bytes: AtomicU64,
 }
 
+/// What a write that found no room was, and what the system said.
+struct Full {
+    operation: &'static str,
+    reason: String,
+}
+
+/// Whether the disk has no room: the file system, the user's quota or the cap is used up.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 impl Counters {
     pub fn snapshot(&self) -> DiskStats {
         DiskStats {
@@ -110,6 +121,9 @@ pub(crate) struct Monitor {
     failures: AtomicU32,
     service: Mutex<Service>,
     was_stalled: AtomicBool,
+    full: Mutex<Option<Full>>,
+    /// Why the store will never serve again, if so.
+    lost: OnceLock<String>,
     numbered: AtomicU64,
     flights: Mutex<HashMap<u64, (Instant, &'static str, PathBuf)>>,
 }
@@ -127,6 +141,8 @@ impl Monitor {
             failures: AtomicU32::new(0),
             service: Mutex::new(Service::new(config.first_retry, config.last_retry)),
             was_stalled: AtomicBool::new(false),
+            full: Mutex::default(),
+            lost: OnceLock::new(),
             numbered: AtomicU64::new(0),
             flights: Mutex::default(),
         }
@@ -142,25 +158,50 @@ impl Monitor {
         locked(&self.flights).insert(number, (Instant::now(), operation, path.to_owned()));
     }
 
-    /// Notes that it has answered; returns how long it was in flight, nothing if it never took off.
-    pub fn land(&self, number: u64) -> Duration {
+    /// Notes that it has answered; returns how long it was in flight and where, nothing if it never took off.
+    pub fn land(&self, number: u64) -> (Duration, PathBuf) {
         let begun = locked(&self.flights).remove(&number);
-        begun.map(|(at, _, _)| at.elapsed()).unwrap_or_default()
+        begun.map(|(at, _, path)| (at.elapsed(), path)).unwrap_or_default()
     }
 
     pub fn succeeded(&self) {
         self.failures.store(0, Relaxed);
     }
 
+    /// Something was written: there is room for what is written like this.
+    pub fn found_room(&self, operation: &'static str) {
+        let mut full = locked(&self.full);
+        if full.as_ref().is_some_and(|full| full.operation == operation) {
+            *full = None;
+        }
+    }
+
+    /// Takes the store out of service for good.
+    pub fn lose(&self, reason: String) {
+        self.lost.get_or_init(|| reason);
+    }
+
+    /// Why the store will never serve again, if so.
+    pub fn lost(&self) -> Option<String> {
+        self.lost.get().cloned()
+    }
+
+    /// What found no room, and why, if the disk is full.
+    pub fn full(&self) -> Option<String> {
+        locked(&self.full).as_ref().map(|full| full.reason.clone())
+    }
+
     /// Counts a failure; enough of them in a row take the store out of service.
-    pub fn failed(&self, operation: &str, error: &io::Error) {
+    pub fn failed(&self, operation: &'static str, path: &Path, error: &io::Error) {
         self.counters.io_errors.fetch_add(1, Relaxed);
-        if error.kind() == io::ErrorKind::StorageFull {
+        let reason = format!("{operation} of {}: {error}", path.display());
+        if is_full(error) {
+            *locked(&self.full) = Some(Full { operation, reason });
             return;
         }
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         if failures >= self.max_failures {
-            let reason = format!("{failures} I/O failures in a row, the last: {operation}: {error}");
+            let reason = format!("{failures} I/O failures in a row, the last: {reason}");
             if locked(&self.service).take_out(reason, Instant::now()) {
                 self.counters.out_of_service.fetch_add(1, Relaxed);
             }
@@ -169,7 +210,7 @@ impl Monitor {
 
     /// Whether a disk that is out of service should be tried now.
     pub fn is_trial_due(&self) -> bool {
-        locked(&self.service).is_trial_due(Instant::now())
+        self.lost.get().is_none() && locked(&self.service).is_trial_due(Instant::now())
     }
 
     /// A trial has ended, well or with a reason.
@@ -208,6 +249,9 @@ impl Monitor {
     }
 
     pub fn health(&self) -> Health {
+        if let Some(reason) = self.lost() {
+            return Health::OutOfService { reason };
+        }
         if let Some(reason) = locked(&self.service).out_of_service(Instant::now()) {
             return Health::OutOfService { reason };
         }

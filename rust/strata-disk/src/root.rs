@@ -22,12 +22,15 @@ pub(crate) const MARKER_DRAFT: &str = "strata-disk-root.new";
 #[derive(Debug)]
 pub(crate) struct Root {
     path: PathBuf,
-    _lock: File,
+    lock_file: File,
 }
 
 impl Root {
-    /// Creates the root if needed and locks it.
-    pub fn claim(path: &Path) -> Result<Root, DiskError> {
+    /// Creates the root if needed and locks it. With `made_on`, it is created on that file system only.
+    pub fn claim(path: &Path, made_on: Option<u64>) -> Result<Root, DiskError> {
+        if made_on.is_some_and(|device| is_elsewhere(path, device)) {
+            return Err(DiskError::Unmounted { root: path.to_owned() });
+        }
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(at("create disk root", path))?;
         let marked = check_marker(path)?;
         make_private(path)?;
@@ -35,7 +38,7 @@ impl Root {
             write_marker(path)?;
         }
         let lock = lock(path)?;
-        Ok(Root { path: path.to_owned(), _lock: lock })
+        Ok(Root { path: path.to_owned(), lock_file: lock })
     }
 
     /// The folder of one fingerprint, created if needed.
@@ -50,10 +53,40 @@ impl Root {
         Ok(folder)
     }
 
+    /// Whether the folder that is found under the root's name is no longer the one that was claimed: deleted, replaced,
+    /// or of another file system. Whatever would be written there is not protected by the lock.
+    pub fn is_displaced(&self) -> bool {
+        match (self.lock_file.metadata(), fs::metadata(self.path.join(LOCK_FILE))) {
+            (Ok(held), Ok(named)) => (held.dev(), held.ino()) != (named.dev(), named.ino()),
+            (_, Err(error)) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+            (Err(_), _) => false,
+        }
+    }
+
+    /// Marks the root again if somebody deleted the marker: without it the next start would refuse the folder.
+    pub fn keep_marked(&self) -> Result<(), DiskError> {
+        match fs::symlink_metadata(self.marker()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => write_marker(&self.path),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file system on which it lies.
+    pub fn device(&self) -> Option<u64> {
+        self.lock_file.metadata().ok().map(|lock| lock.dev())
+    }
+
     /// The marker: a file that is sure to be there.
     pub fn marker(&self) -> PathBuf {
         self.path.join(MARKER_FILE)
     }
+}
+
+/// Whether there is no root at `path`, and one that is made there would lie on another file system than `device`.
+fn is_elsewhere(path: &Path, device: u64) -> bool {
+    let is_there = path.join(MARKER_FILE).exists();
+    let nearest = path.ancestors().find_map(|folder| fs::metadata(folder).ok());
+    !is_there && nearest.is_none_or(|folder| folder.dev() != device)
 }
 
 fn marker_text() -> String {
@@ -171,38 +204,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_are_marked_private_and_locked() {
+    fn roots_are_marked_private_andlock_fileed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/root");
-        let root = Root::claim(&path).unwrap();
+        let root = Root::claim(&path, None).unwrap();
         let inner = root.folder(&Fingerprint([1; 32])).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode(&path), mode(&inner)), (0o700, 0o700));
         assert_eq!((mode(&path.join(MARKER_FILE)), mode(&path.join(LOCK_FILE))), (0o600, 0o600));
-        let refused = Root::claim(&path).unwrap_err();
+        let refused = Root::claim(&path, None).unwrap_err();
         assert!(matches!(refused, DiskError::Locked { pid: Some(pid), .. } if pid == std::process::id()));
         assert!(refused.to_string().contains(&format!("process {}", std::process::id())), "{refused}");
         drop(root);
-        Root::claim(&path).unwrap();
+        Root::claim(&path, None).unwrap();
     }
 
     #[test]
     fn folders_of_others_and_other_formats_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("thesis.tex"), "x").unwrap();
-        let refused = Root::claim(folder.path()).unwrap_err().to_string();
+        let refused = Root::claim(folder.path(), None).unwrap_err().to_string();
         assert!(refused.contains("thesis.tex") && refused.contains("--disk-path"), "{refused}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         fs::write(folder.path().join(MARKER_FILE), "strata disk root, format 999\n").unwrap();
-        assert!(matches!(Root::claim(folder.path()), Err(DiskError::Format { .. })));
+        assert!(matches!(Root::claim(folder.path(), None), Err(DiskError::Format { .. })));
     }
 
     #[test]
     fn a_process_that_died_while_marking_leaves_a_usable_root() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(MARKER_DRAFT), "strata").unwrap();
-        Root::claim(folder.path()).unwrap();
+        Root::claim(folder.path(), None).unwrap();
         fs::write(folder.path().join("other"), "left alone").unwrap();
-        Root::claim(folder.path()).unwrap();
+        Root::claim(folder.path(), None).unwrap();
     }
 }

@@ -7,6 +7,7 @@ use crate::geometry::{Geometry, BLOCK};
 use crate::usage::{segment_name, survey, SCRATCH};
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -195,6 +196,13 @@ impl Segments {
         self.evict_stale(engine, 0)
     }
 
+    /// The pages whose segments do not exist: they take nothing where there is no room for a segment.
+    pub fn missing(&self) -> Vec<Range<u32>> {
+        let places = self.places();
+        let missing = places.iter().enumerate().filter(|(_, place)| place.segment.is_none());
+        missing.map(|(number, _)| self.geometry.page(number, 0)..self.geometry.page(number + 1, 0)).collect()
+    }
+
     /// Copies what is known of `count` records from `index` on; blank where there is no segment.
     pub fn slots(&self, number: usize, index: u32, count: usize) -> Vec<Slot> {
         let Some(segment) = self.get(number) else { return vec![Slot::Blank; count] };
@@ -242,9 +250,12 @@ impl Segments {
         Ok(file)
     }
 
-    /// The folder, made anew if somebody deleted it.
+    /// The folder, made anew if somebody deleted it. Not so the root, which is locked and marked when it is made.
     pub fn make_folder(&self) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)
+        match DirBuilder::new().mode(0o700).create(&self.folder) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made,
+        }
     }
 
     /// Deletes stale segments, oldest first, until one more segment fits under the cap.

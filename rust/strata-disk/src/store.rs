@@ -30,6 +30,9 @@ use std::time::{Duration, Instant};
 use strata_tier::{CompletionSender, Mover, SubmitError};
 use strata_types::{TransferCompletion, TransferDescriptor, TransferError, TransferId, TransferKind};
 
+/// The making of a segment, which is where a full disk shows.
+const ALLOCATION: &str = "allocation";
+
 /// The disk tier of one fingerprint: a Mover for spill, prefetch and erase.
 pub struct DiskStore {
     pub(crate) shared: Arc<Shared>,
@@ -83,7 +86,7 @@ impl DiskStore {
             let memory_bytes = memory.page_bytes();
             return Err(DiskError::PageBytes { memory_bytes, page_bytes: config.page_bytes });
         }
-        let root = Root::claim(&config.root)?;
+        let root = Root::claim(&config.root, config.made_on)?;
         let available = available(&config, config.cap_bytes)?;
         let folder = root.folder(&config.fingerprint)?;
         let engine = engine(&root.marker())?;
@@ -139,6 +142,19 @@ impl DiskStore {
             return Health::Closed;
         }
         self.shared.monitor.health()
+    }
+
+    /// Why the store will never serve again, if so, and what opens its root once that is back: somebody took it away.
+    pub fn lost(&self) -> Option<(String, DiskConfig)> {
+        let reason = self.shared.monitor.lost()?;
+        let root = self.shared.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let made_on = root.as_ref().and_then(Root::device);
+        Some((reason, DiskConfig { made_on, ..self.shared.config.clone() }))
+    }
+
+    /// Why some or all spills find no room, if so; records that are there are read and written all the same.
+    pub fn full(&self) -> Option<String> {
+        self.shared.monitor.full()
     }
 
     /// Counters since the store was opened.
@@ -227,10 +243,18 @@ impl Shared {
         if let Some(file) = self.segments.file(number) {
             return Ok(file);
         }
-        let flight = self.monitor.number();
-        self.monitor.take_off(flight, "allocation", &self.segments.path(number));
-        let made = self.segments.create(number, self.engine.as_ref());
+        let (flight, path) = (self.monitor.number(), self.segments.path(number));
+        self.monitor.take_off(flight, ALLOCATION, &path);
+        self.look_for_root();
+        let made = match self.monitor.lost() {
+            Some(reason) => Err(io::Error::new(io::ErrorKind::NotFound, reason)),
+            None => self.segments.create(number, self.engine.as_ref()),
+        };
         self.monitor.land(flight);
+        match &made {
+            Ok(_) => self.monitor.found_room(ALLOCATION),
+            Err(error) => self.monitor.failed(ALLOCATION, &path, error),
+        }
         made
     }
 
@@ -330,7 +354,7 @@ impl Shared {
         wanted: usize,
         result: io::Result<usize>,
     ) -> io::Result<usize> {
-        let span = self.monitor.land(flight);
+        let (span, path) = self.monitor.land(flight);
         let counters = &self.monitor.counters;
         let busy = if writes { &counters.write_ns } else { &counters.read_ns };
         busy.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -345,10 +369,11 @@ impl Shared {
             Ok(bytes) => {
                 self.monitor.succeeded();
                 if writes {
+                    self.monitor.found_room(what);
                     counters.bytes_written.fetch_add(*bytes as u64, Ordering::Relaxed);
                 }
             }
-            Err(error) => self.monitor.failed(what, error),
+            Err(error) => self.monitor.failed(what, &path, error),
         }
         result
     }
@@ -396,18 +421,35 @@ impl Shared {
         match failure {
             None => Ok(()),
             Some((path, source)) => {
-                self.monitor.failed("sync", &source);
+                self.monitor.failed("sync", &path, &source);
                 Err(DiskError::Io { operation: "sync", path, source })
             }
         }
     }
 
+    /// Whether the root is still the folder that was claimed; a store without it is lost.
+    fn look_for_root(&self) {
+        let root = self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(root) = root.as_ref() else { return };
+        if root.is_displaced() {
+            let root = self.config.root.display();
+            self.monitor
+                .lose(format!("disk root {root} was deleted, replaced or unmounted while it was in use"));
+        } else if let Err(DiskError::Io { operation, path, source }) = root.keep_marked() {
+            self.monitor.failed(operation, &path, &source);
+        }
+    }
+
     /// Looks at what others did to the root.
     pub fn look(&self) {
+        self.look_for_root();
+        if self.monitor.lost().is_some() {
+            return;
+        }
         self.segments.forget_deleted();
         match self.segments.disk_usage() {
             Ok(bytes) => self.monitor.counters.disk_usage_bytes.store(bytes, Ordering::Relaxed),
-            Err(error) => self.monitor.failed("survey of the root", &error),
+            Err(error) => self.monitor.failed("survey", &self.config.root, &error),
         }
     }
 }

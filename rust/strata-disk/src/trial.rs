@@ -3,6 +3,7 @@
 
 use crate::engine::{Buffer, Io, Lane, Operation, Part, SegmentBytes, SegmentFile};
 use crate::geometry::BLOCK;
+use crate::health::is_full;
 use crate::store::Shared;
 use crossbeam_channel::{bounded, RecvTimeoutError};
 use std::io;
@@ -22,7 +23,7 @@ pub(crate) fn try_disk(shared: &Shared) -> io::Result<()> {
     let bytes = SegmentBytes { headers: BLOCK, payloads: BLOCK };
     let file = match engine.create(&path, bytes, &[]) {
         // A full disk answers: reads go on, and spills say for themselves that there is no room.
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+        Err(error) if is_full(&error) => return Ok(()),
         made => Arc::new(made?),
     };
     let outcome = write_and_read(shared, &file);

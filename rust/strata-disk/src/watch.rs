@@ -54,7 +54,9 @@ fn run(shared: &Arc<Shared>, closed: &Receiver<()>) {
         if trial.as_ref().is_none_or(Background::is_finished) && shared.monitor.is_trial_due() {
             let tried = Arc::clone(shared);
             let began = Background::start("strata-disk-trial", move || {
-                tried.monitor.trial_ended(try_disk(&tried).map_err(|error| error.to_string()));
+                let path = tried.segments.scratch();
+                let outcome = try_disk(&tried).map_err(|error| format!("{}: {error}", path.display()));
+                tried.monitor.trial_ended(outcome);
             });
             match began {
                 Ok(thread) => trial = Some(thread),

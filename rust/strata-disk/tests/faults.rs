@@ -1,5 +1,5 @@
 //! What happens when the disk misbehaves: errors, short writes, flipped bits, a full disk, hangs.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 mod common;
 
 use common::{chain, config, pattern, wait_for, Rig};
@@ -86,15 +86,29 @@ fn a_full_disk_fails_spills_by_name_and_serves_reads() {
     let records = chain(1, 2, 16);
     rig.spill(&[0, 1], &records);
     let next = rig.store.geometry().records_per_segment;
-    engine.on_create(Some(libc::ENOSPC));
-    for _ in 0..8 {
-        let error = rig.spill(&[next], &records[..1]).error.unwrap().to_string();
-        assert!(error.contains("segment-000001.kv") && error.contains("No space left"), "{error}");
+    for (number, said) in [(libc::ENOSPC, "No space left"), (libc::EDQUOT, "quota exceeded")] {
+        engine.on_create(Some(number));
+        for _ in 0..8 {
+            let error = rig.spill(&[next], &records[..1]).error.unwrap();
+            let text = error.to_string();
+            assert!(text.contains("segment-000001.kv") && text.contains(said), "{text}");
+            let TransferError::NoRoom { pages, .. } = error else { panic!("{error:?}") };
+            assert_eq!((pages[0].start, pages.last().unwrap().end), (next, rig.store.capacity()));
+        }
+        assert_eq!(rig.store.health(), Health::Up);
+        let full = rig.store.full().unwrap();
+        assert!(full.contains("segment-000001.kv") && full.contains(said), "{full}");
+        assert_eq!(rig.prefetch(&[0, 1], &records).pages_whole, 2);
+        assert_eq!(rig.spill(&[0, 1], &records).error, None, "what exists is written all the same");
+        assert!(rig.store.full().is_some());
     }
-    assert_eq!(rig.store.health(), Health::Up);
-    assert_eq!(rig.prefetch(&[0, 1], &records).pages_whole, 2);
     engine.on_create(None);
     assert_eq!(rig.spill(&[next], &records[..1]).error, None);
+    assert_eq!(rig.store.full(), None);
+    engine.on_writes([Fault::Error(libc::ENOSPC)]);
+    assert!(rig.spill(&[0, 1], &records).error.is_some());
+    assert!(rig.store.full().is_some_and(|full| full.contains("segment-000000.kv")));
+    assert_eq!((rig.spill(&[0, 1], &records).error, rig.store.full()), (None, None));
 }
 
 #[test]
@@ -139,7 +153,7 @@ fn a_store_out_of_service_comes_back_by_itself() {
     assert!(matches!(rig.store.health(), Health::OutOfService { .. }));
     // The trials read too.
     wait_for(
-        || matches!(rig.store.health(), Health::OutOfService { reason } if reason.contains("trial failed")),
+        || matches!(rig.store.health(), Health::OutOfService { reason } if reason.contains("trial failed") && reason.contains("scratch.kv")),
     );
     assert_eq!(rig.store.stats().returned_to_service, 0);
     engine.heal();
@@ -177,7 +191,7 @@ fn a_full_disk_comes_back_to_serve_its_reads() {
     let records = chain(1, 1, 16);
     rig.spill(&[0], &records);
     engine.on_reads(vec![Fault::Error(libc::EIO); 5]);
-    engine.on_create(Some(libc::ENOSPC));
+    engine.on_create(Some(libc::EDQUOT));
     (0..5).for_each(|_| assert!(rig.prefetch(&[0], &records).error.is_some()));
     wait_for(|| rig.store.health() == Health::Up);
     assert_eq!(rig.prefetch(&[0], &records).error, None);

@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use strata_disk::{disk_usage, DirectIo, DiskError, DiskStore, Health, LOCK_FILE, MARKER_FILE};
+use std::time::Duration;
+use strata_disk::{disk_usage, DirectIo, DiskConfig, DiskError, DiskStore, Health, LOCK_FILE, MARKER_FILE};
 use strata_tier::{completion_queue, Mover};
 use strata_types::{Fingerprint, PageRecord, TransferError, TransferKind};
 
@@ -160,6 +161,54 @@ fn segments_deleted_under_a_running_store_are_made_anew() {
     assert_eq!(rig.spill(&[0, 1, 2, 3], &records).error, None);
     drop(rig);
     assert_eq!(Rig::open(small).recovered.records.len(), 4);
+}
+
+/// The lock lies in the root: another process may own what is found under its name afterwards.
+#[test]
+fn a_root_that_is_taken_away_is_lost_and_not_made_again_by_the_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = chain(1, 1, 16);
+    let path = folder.path().join("root");
+    let slow = DiskConfig { sync_interval: Duration::from_secs(5), ..config(&path, 1 << 20, 16, 4096) };
+    let quick = DiskConfig { sync_interval: Duration::from_millis(20), ..slow.clone() };
+    // A spill that needs a segment notices at once, everything else at the next sync.
+    for (config, deed) in [(&slow, "delete"), (&quick, "delete"), (&quick, "replace")] {
+        let mut rig = Rig::open(config.clone());
+        fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        let other = (deed == "replace").then(|| Rig::open(config.clone()));
+        if config.sync_interval > Duration::from_secs(1) {
+            assert!(rig.spill(&[0], &records).error.is_some());
+        }
+        common::wait_for(|| rig.store.lost().is_some());
+        let (reason, again) = rig.store.lost().unwrap();
+        assert!(reason.contains(path.to_str().unwrap()), "{reason}");
+        assert!(matches!(rig.store.health(), Health::OutOfService { .. }));
+        let error = rig.spill(&[0], &records).error;
+        assert!(matches!(error, Some(TransferError::Unavailable { .. })), "{error:?}");
+        assert_eq!(path.exists(), other.is_some());
+        drop((rig, other));
+        // What comes back is opened as any root; what does not is made anew on the same file system only.
+        let elsewhere = DiskConfig { made_on: again.made_on.map(|device| device + 1), ..again.clone() };
+        if deed == "delete" {
+            let refused = Rig::try_open(elsewhere, &|engine| engine).err().unwrap();
+            assert!(matches!(refused, DiskError::Unmounted { .. }), "{refused}");
+        }
+        assert_eq!(Rig::open(again).spill(&[0], &records).error, None);
+        fs::remove_dir_all(&path).unwrap();
+        fs::remove_dir_all(folder.path().join("elsewhere")).unwrap();
+    }
+}
+
+#[test]
+fn a_marker_that_is_deleted_is_written_again() {
+    let root = tempfile::tempdir().unwrap();
+    let rig = Rig::open(DiskConfig {
+        sync_interval: Duration::from_millis(20),
+        ..config(root.path(), 1 << 20, 16, 4096)
+    });
+    fs::remove_file(root.path().join(MARKER_FILE)).unwrap();
+    common::wait_for(|| root.path().join(MARKER_FILE).exists());
+    assert_eq!(rig.store.health(), Health::Up);
 }
 
 #[test]

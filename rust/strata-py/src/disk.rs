@@ -22,6 +22,8 @@ const RECOVERY_AT_START: Duration = Duration::from_secs(2);
 const RECOVERY_LOOK: Duration = Duration::from_millis(10);
 /// How often a recovery from which nothing comes is asked whether its store still serves.
 const GLANCE: Duration = Duration::from_millis(500);
+/// How long each attempt to forget a disk whose root was taken away waits for what uses it.
+const LOST_DETACH: Duration = Duration::from_secs(1);
 /// How long a close waits for the disk's threads, each of which is in a call with a bound of its own unless the file
 /// system hangs.
 const THREAD_END: Duration = Duration::from_secs(12);
@@ -65,7 +67,13 @@ pub struct DiskKeeper {
 
 /// Errors that may pass: another owner, a device that fails or hangs.
 fn may_pass(error: &DiskError) -> bool {
-    matches!(error, DiskError::Locked { .. } | DiskError::Io { .. } | DiskError::Deadline { .. })
+    matches!(
+        error,
+        DiskError::Locked { .. }
+            | DiskError::Io { .. }
+            | DiskError::Deadline { .. }
+            | DiskError::Unmounted { .. }
+    )
 }
 
 impl DiskKeeper {
@@ -227,7 +235,12 @@ fn set_cap(store: &DiskStore, bytes: u64, limit: Duration) -> Outcome<u32> {
 
 fn problem(store: &DiskStore) -> Option<String> {
     match store.health() {
-        Health::Up => None,
+        Health::Up => store.full().map(|reason| {
+            format!(
+                "full: {reason}; new pages take the place of old ones there, or are not kept: make room in that file \
+                 system, or give a lower --disk-capacity"
+            )
+        }),
         Health::Stalled { operation, elapsed } => {
             Some(format!("stalled: {operation} has not answered for {:.0} s", elapsed.as_secs_f64()))
         }
@@ -308,6 +321,19 @@ impl Shared {
         }
     }
 
+    /// Forgets a disk whose root was taken away: what may come back there is opened anew. To be called again until then.
+    fn forget_lost(&self) {
+        let Some(store) = self.store() else { return };
+        let Some((reason, config)) = store.lost() else { return };
+        // A disk that hangs as well keeps what it uses; Core that has stopped needs no disk.
+        if !self.handle.detach_disk(LOST_DETACH).is_ok_and(|report| !report.timed_out) {
+            return;
+        }
+        self.wait_and_retry(reason, config);
+        // Nothing of it can be saved; its threads end with it.
+        let _unsynced = store.close();
+    }
+
     /// Tries again whenever it is time, until the engine closes.
     fn keep_trying(self: &Arc<Self>, closed: &Receiver<()>) {
         loop {
@@ -316,6 +342,7 @@ impl Shared {
                 _ => return,
             }
             let _changing = self.change();
+            self.forget_lost();
             let due: Option<(DiskConfig, PathBuf)> = match &*self.state() {
                 State::Waiting { config, next, .. } if *next <= Instant::now() => {
                     Some(((**config).clone(), config.root.clone()))

@@ -2,6 +2,7 @@
 //! answers with a completion; neither carries a pointer, so both can cross a process boundary.
 
 use crate::{GroupId, LoadTicket, Namespace, PageId, PageKey, ShardId, TierId, Token, TransferId};
+use std::ops::Range;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -119,6 +120,16 @@ pub enum TransferError {
         operation: String,
         /// What the system said.
         reason: String,
+    },
+    /// Nothing can be written to these pages of the destination until others let go of space.
+    #[error("{operation} found no room: {reason}")]
+    NoRoom {
+        /// What was being done, with the path.
+        operation: String,
+        /// What the system said.
+        reason: String,
+        /// The pages.
+        pages: Vec<Range<u32>>,
     },
     /// No answer within the deadline.
     #[error("{operation} did not finish within its deadline")]

@@ -172,6 +172,10 @@ impl Machine {
                 TransferKind::Prefetch => {
                     TransferError::Corrupt { record: transfer.pages[whole].from, reason: "checksum".into() }
                 }
+                TransferKind::Spill if self.random(2) == 0 => {
+                    let pages = transfer.pages[whole..].iter().map(|step| step.to.0..step.to.0 + 1).collect();
+                    TransferError::NoRoom { operation: "allocation".into(), reason: "ENOSPC".into(), pages }
+                }
                 kind => TransferError::Io { operation: kind.name().into(), reason: "EIO".into() },
             };
             self.finish(transfer, whole, Some(error));
