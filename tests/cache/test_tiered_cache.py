@@ -16,6 +16,7 @@ from tiered_pages import LAYERS, PAGE_SIZE, empty_pool, expected, read, write
 
 import strata
 from strata._core import LayerHold
+from strata.cache.tiers import move_to_disk
 from strata.errors import CapacityError, ConfigError, LoadFailedError, RequestError, StrataError
 
 PROMPT = list(range(100, 112))
@@ -343,3 +344,24 @@ def test_what_is_evicted_is_saved_as_the_policy_says(policy: str) -> None:
         if policy == "back":
             assert_comes_back(cache, pool, PROMPT)
         assert cache.settle() and cache.check()
+
+
+class PassesDown:
+    """A runtime whose passes down leave so many pages above each time; it was moved for, kept or not."""
+
+    def __init__(self, kept: list[int]) -> None:
+        self.kept = kept
+
+    def demote(self, tiers: list[str], timeout_s: float) -> dict[str, int]:
+        assert tiers == ["device", "host"] and timeout_s > 0
+        return {"device_kept": self.kept.pop(0), "host_kept": 0, "device_moved": 4, "host_moved": 0}
+
+
+@pytest.mark.parametrize(
+    ("kept", "passes"),
+    [([8, 4, 0, 0], 3), ([8, 8, 8, 8], 2), ([8, 4, 4, 4], 3)],
+    ids=["a small host", "a disk that takes nothing", "a disk that fails meanwhile"],
+)
+def test_the_way_down_ends_once_nothing_gets_lower(kept: list[int], passes: int) -> None:
+    runtime: Any = PassesDown(list(kept))
+    assert move_to_disk(runtime, 300.0)["device_moved"] == 4 * passes

@@ -70,6 +70,18 @@ def test_a_stop_names_as_lost_only_what_no_tier_keeps(disk: int, device: int, ho
     assert lifecycle.what_is_kept({}, 30.0) == ""
 
 
+def test_a_stop_with_a_disk_that_fails_says_so_and_promises_nothing() -> None:
+    problem = "the disk tier is out of service: /kv/scratch.kv: Read-only file system"
+    done = {"device_resident_pages": 2, "host_resident_pages": 3, "disk_resident_pages": 7}
+    said = lifecycle.what_is_kept(done, 30.0, [problem])
+    assert said == f"7 pages are on disk; up to 5 pages are lost; {problem}"
+    assert (
+        lifecycle.what_is_kept({"disk_resident_pages": 7}, 30.0, [problem])
+        == f"7 pages are on disk; {problem}"
+    )
+    assert lifecycle.what_is_kept({}, 30.0, [problem]) == ""
+
+
 def test_running_requests_finish_before_the_exit(run: Run) -> None:
     program = run(FAKE_PIECES="40", FAKE_DELAY_S="0.02")
     with httpx.stream(

@@ -242,12 +242,15 @@ def move_to_disk(runtime: Runtime, limit_s: float) -> dict[str, int]:
     Returns pages moved, dropped and kept by tier."""
     deadline = time.monotonic() + limit_s
     total: dict[str, int] = {}
+    above = None
     while (left := deadline - time.monotonic()) > 0:
         done = runtime.demote(["device", "host"], left)
         total = {name: total.get(name, 0) + count for name, count in done.items()}
         kept, moved = (done[f"device_{what}"] + done[f"host_{what}"] for what in ("kept", "moved"))
-        if not kept or not moved:
+        # A disk that takes nothing answers at once: passes that bring nothing lower are not repeated.
+        if not kept or not moved or (above is not None and kept >= above):
             break
+        above = kept
     return total
 
 

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 import uvicorn
@@ -46,6 +46,7 @@ _ABORT_S = 2.0
 """The part of it in which aborted requests may end and tell their clients."""
 _TICK_S = 0.1
 _START_TIMEOUT_S = 30.0
+_NOT_WRITTEN = ", not written to disk within --demote-timeout-s {:g} or without room there (--disk-capacity)"
 _STUCK_S = 10.0
 """An event loop that has not gone on for so long does not live."""
 
@@ -107,28 +108,26 @@ def _stop(
     start = time.monotonic()
     http.stop(options.drain_timeout_s)
     drain_left_s = max(0.0, options.drain_timeout_s - (time.monotonic() - start))
+    problems = [problem for problem in engine.health().problems if problem.startswith("the disk tier")]
     done = engine.shutdown(drain_left_s, options.demote_timeout_s)
-    kept = what_is_kept(done, options.demote_timeout_s)
+    kept = what_is_kept(done, options.demote_timeout_s, problems)
     terminal.line(
         f"Stopped after {time.monotonic() - start:.1f} s" + (f": {kept}" if kept else ""), numbers=done
     )
     return 0 if asked else 1
 
 
-def what_is_kept(done: Mapping[str, int], demote_timeout_s: float) -> str:
+def what_is_kept(done: Mapping[str, int], demote_timeout_s: float, problems: Sequence[str] = ()) -> str:
     """In words, from `EngineProtocol.shutdown`'s report: which pages the next start finds, and which it does not. Empty
-    where there was nothing to keep, or no disk to keep it on."""
+    where there was nothing to keep, or no disk to keep it on. `problems` say what was wrong with the disk."""
     disk = done.get("disk_resident_pages", 0)
     # Some of these may be on disk too: a page above stays with all pages before it.
     left = done.get("device_resident_pages", 0) + done.get("host_resident_pages", 0)
-    kept = f"{_pages(disk)} on disk, the next start is warm" if disk else ""
-    if not left:
-        return kept
-    lost = (
-        f"up to {_pages(left)} lost, not written to disk within --demote-timeout-s {demote_timeout_s:g} or without room"
-        " there (--disk-capacity)"
-    )
-    return f"{kept}; {lost}" if kept else lost
+    if not disk and not left:
+        return ""
+    kept = f"{_pages(disk)} on disk" + ("" if problems else ", the next start is warm")
+    lost = f"up to {_pages(left)} lost" + ("" if problems else _NOT_WRITTEN.format(demote_timeout_s))
+    return "; ".join([kept] * bool(disk) + [lost] * bool(left) + list(problems))
 
 
 def _pages(count: int) -> str:
