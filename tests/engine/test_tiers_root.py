@@ -53,6 +53,7 @@ def test_a_root_that_is_deleted_is_made_anew_and_found_by_the_next_start(
     assert eventually(lambda: engine.stats()["disk_up"] == 1, TAKE_OVER_S)
     assert_exact(served.model, PROMPT, ask(engine, PROMPT))
     assert engine.health().ok and engine.health().problems == ()
+    assert "opened again: disk root" in engine.tiers()[2].detail
     kept = engine.shutdown(drain_s=1.0, demote_s=30.0)
     assert kept["disk_resident_pages"] >= 10
     again = make_engine()

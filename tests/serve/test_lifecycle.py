@@ -79,7 +79,7 @@ def test_a_stop_with_a_disk_that_fails_says_so_and_promises_nothing() -> None:
         lifecycle.what_is_kept({"disk_resident_pages": 7}, 30.0, [problem])
         == f"7 pages are on disk; {problem}"
     )
-    assert lifecycle.what_is_kept({}, 30.0, [problem]) == ""
+    assert lifecycle.what_is_kept({}, 30.0, [problem]) == problem
 
 
 def test_running_requests_finish_before_the_exit(run: Run) -> None:

@@ -191,9 +191,11 @@ pub(crate) fn lock(root: &Path) -> Result<File, DiskError> {
         return Err(DiskError::Locked { root: root.to_owned(), pid: None });
     }
     let mut sign = || -> io::Result<()> {
-        file.set_len(0)?;
         file.rewind()?;
-        writeln!(file, "{}", std::process::id())
+        writeln!(file, "{}", std::process::id())?;
+        // What was there is written over first: a full disk has no other block.
+        let length = file.stream_position()?;
+        file.set_len(length)
     };
     sign().map_err(at("write process id to", &path))?;
     Ok(file)

@@ -4,7 +4,8 @@
 use crate::engine::{IoEngine, SegmentBytes, SegmentFile};
 use crate::format::Superblock;
 use crate::geometry::{Geometry, BLOCK};
-use crate::usage::{segment_name, survey, SCRATCH};
+use crate::health::is_full;
+use crate::usage::{segment_name, survey, StaleSegment, SCRATCH};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::ops::Range;
@@ -237,7 +238,7 @@ impl Segments {
         self.make_room(engine)?;
         let path = self.path(number);
         engine.remove(&path)?;
-        let file = engine.create(&path, bytes_of(&self.geometry), &self.superblock.encode())?;
+        let file = self.create_file(&path, engine)?;
         let total = survey(&self.root, &self.folder)?.total;
         if total > self.cap_bytes() {
             engine.remove(&path)?;
@@ -248,6 +249,28 @@ impl Segments {
         self.put(number, Segment { file: Arc::clone(&file), slots, dirty: AtomicBool::new(true) });
         self.folder_dirty.store(true, Ordering::Release);
         Ok(file)
+    }
+
+    /// Makes the files of a segment. A full disk gives stale segments up, as a full cap does, if they are room enough.
+    fn create_file(&self, path: &Path, engine: &dyn IoEngine) -> io::Result<SegmentFile> {
+        let create = || engine.create(path, bytes_of(&self.geometry), &self.superblock.encode());
+        let error = match create() {
+            Err(error) if is_full(&error) => error,
+            made => return made,
+        };
+        let stale = survey(&self.root, &self.folder)?.stale;
+        if stale.iter().map(|segment| segment.bytes).sum::<u64>() < self.geometry.segment_bytes() {
+            return Err(error);
+        }
+        let mut made = Err(error);
+        for segment in &stale {
+            remove_stale(engine, segment)?;
+            made = create();
+            if !made.as_ref().is_err_and(is_full) {
+                break;
+            }
+        }
+        made
     }
 
     /// The folder, made anew if somebody deleted it. Not so the root, which is locked and marked when it is made.
@@ -275,15 +298,9 @@ impl Segments {
             if total + wanted <= self.cap_bytes() {
                 return Ok(());
             }
-            engine.remove(&segment.path)?;
             total -= segment.bytes;
-            if let Some(folder) = segment.path.parent() {
-                // Left by a process that died while it tried its disk; counted with the folder.
-                engine.remove(&folder.join(SCRATCH))?;
-                // Fails while anything is left in it, as it should.
-                if fs::remove_dir(folder).is_ok() {
-                    total = total.saturating_sub(BLOCK);
-                }
+            if remove_stale(engine, segment)? {
+                total = total.saturating_sub(BLOCK);
             }
         }
         // The last segment of a full cap may be due growth that was counted twice: only what exists must fit now.
@@ -357,6 +374,16 @@ impl Segments {
     pub fn disk_usage(&self) -> io::Result<u64> {
         crate::usage::disk_usage(&self.root)
     }
+}
+
+/// Deletes a segment of another fingerprint; true if its folder went with it.
+fn remove_stale(engine: &dyn IoEngine, segment: &StaleSegment) -> io::Result<bool> {
+    engine.remove(&segment.path)?;
+    let Some(folder) = segment.path.parent() else { return Ok(false) };
+    // Left by a process that died while it tried its disk; counted with the folder.
+    engine.remove(&folder.join(SCRATCH))?;
+    // Fails while anything is left in it, as it should.
+    Ok(fs::remove_dir(folder).is_ok())
 }
 
 pub(crate) fn bytes_of(geometry: &Geometry) -> SegmentBytes {

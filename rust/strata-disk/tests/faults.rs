@@ -112,6 +112,26 @@ fn a_full_disk_fails_spills_by_name_and_serves_reads() {
 }
 
 #[test]
+fn a_full_disk_gives_up_what_other_fingerprints_keep() {
+    let root = tempfile::tempdir().unwrap();
+    let records = chain(1, 1, 16);
+    let (mut rig, _) = faulty(single(root.path()));
+    let in_segment = rig.store.geometry().records_per_segment;
+    (0..3).for_each(|number| assert_eq!(rig.spill(&[number * in_segment], &records).error, None));
+    drop(rig);
+    let other = DiskConfig { fingerprint: Fingerprint([2; 32]), ..single(root.path()) };
+    let (mut rig, engine) = faulty(other);
+    engine.on_room(Some(3));
+    (0..3).for_each(|number| assert_eq!(rig.spill(&[number * in_segment], &records).error, None));
+    assert_eq!(rig.store.full(), None);
+    // It keeps its own, and nothing is left of the other's.
+    assert!(matches!(rig.spill(&[3 * in_segment], &records).error, Some(TransferError::NoRoom { .. })));
+    assert_eq!(rig.store.stats().segments, 3);
+    drop(rig);
+    assert!(faulty(single(root.path())).0.recovered.records.is_empty());
+}
+
+#[test]
 fn failures_in_a_row_take_the_store_out_of_service_until_it_is_tried_again() {
     let root = tempfile::tempdir().unwrap();
     let (mut rig, engine) = faulty(single(root.path()));

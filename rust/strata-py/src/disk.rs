@@ -53,6 +53,8 @@ struct Shared {
     /// Held by whoever opens, closes or resizes a root, so that only one is attached, and the one that `state` names.
     /// Never by one who only looks.
     changing: Mutex<()>,
+    /// Why the last root was lost that was opened again by itself.
+    lost: Mutex<Option<String>>,
     recovered_pages: AtomicU32,
     damaged_records: AtomicU32,
     attempts: AtomicU64,
@@ -90,6 +92,7 @@ impl DiskKeeper {
             completions,
             state: Mutex::new(State::Off("it is being opened".into())),
             changing: Mutex::default(),
+            lost: Mutex::default(),
             recovered_pages: AtomicU32::new(0),
             damaged_records: AtomicU32::new(0),
             attempts: AtomicU64::new(0),
@@ -166,7 +169,7 @@ impl DiskKeeper {
             State::Waiting { reason, wait, .. } => {
                 (None, Some(format!("{reason}; it is tried again every {} s", wait.as_secs())))
             }
-            State::Attached(Attached { store, .. }) => (Some(store.describe()), problem(store)),
+            State::Attached(Attached { store, .. }) => (Some(self.shared.engine_of(store)), problem(store)),
         }
     }
 
@@ -265,6 +268,14 @@ impl Shared {
         }
     }
 
+    /// The engine in words, for logs: a loss may be over before anybody looks.
+    fn engine_of(&self, store: &DiskStore) -> String {
+        match &*self.lost.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(reason) => format!("{}, opened again: {reason}", store.describe()),
+            None => store.describe(),
+        }
+    }
+
     /// Opens a root and hands it to Core. Returns what ends with its recovery; none if it has to be tried again.
     fn open(self: &Arc<Self>, config: DiskConfig) -> Outcome<Option<Receiver<()>>> {
         self.attempts.fetch_add(1, Relaxed);
@@ -329,6 +340,7 @@ impl Shared {
         if !self.handle.detach_disk(LOST_DETACH).is_ok_and(|report| !report.timed_out) {
             return;
         }
+        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.clone());
         self.wait_and_retry(reason, config);
         // Nothing of it can be saved; its threads end with it.
         let _unsynced = store.close();

@@ -3,7 +3,9 @@
 
 use super::{Buffer, Io, IoEngine, Operation, SegmentBytes, SegmentFile, Then};
 use crate::geometry::BLOCK;
+use crate::usage::{is_segment, PAYLOADS};
 use std::collections::VecDeque;
+use std::fs;
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -54,6 +56,7 @@ struct State {
     all_reads: Option<Fault>,
     all_writes: Option<Fault>,
     create_error: Option<i32>,
+    room: Option<usize>,
     sync_error: Option<i32>,
     held: usize,
     /// How often held I/Os were released: one that was chosen before a release does not hold after it.
@@ -101,6 +104,11 @@ impl FaultyEngine {
         self.script.state().create_error = error;
     }
 
+    /// For how many segments of all fingerprints the disk has room, until told otherwise.
+    pub fn on_room(&self, segments: Option<usize>) {
+        self.script.state().room = segments;
+    }
+
     /// With what error number segments are synced, until told otherwise.
     pub fn on_sync(&self, error: Option<i32>) {
         self.script.state().sync_error = error;
@@ -111,7 +119,7 @@ impl FaultyEngine {
         let mut state = self.script.state();
         (state.reads, state.writes) = Default::default();
         (state.all_reads, state.all_writes) = (None, None);
-        (state.create_error, state.sync_error) = (None, None);
+        (state.create_error, state.room, state.sync_error) = (None, None, None);
     }
 
     /// I/Os that are held now.
@@ -285,6 +293,13 @@ fn truncate(io: &mut Io, mut bytes: usize) {
     }
 }
 
+/// Segments of the root to which `path` belongs, that of payloads in a fingerprint's folder.
+fn segments_beside(path: &Path) -> usize {
+    let folders = path.parent().and_then(Path::parent).and_then(|root| fs::read_dir(root).ok());
+    let files = folders.into_iter().flatten().flatten().filter_map(|folder| fs::read_dir(folder.path()).ok());
+    files.flatten().flatten().filter(|file| is_segment(&file.path().with_extension(PAYLOADS))).count() / 2
+}
+
 fn scripted(error: Option<i32>) -> io::Result<()> {
     error.map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))
 }
@@ -292,6 +307,8 @@ fn scripted(error: Option<i32>) -> io::Result<()> {
 impl IoEngine for FaultyEngine {
     fn create(&self, path: &Path, bytes: SegmentBytes, front: &[u8]) -> io::Result<SegmentFile> {
         scripted(self.script.state().create_error)?;
+        let room = self.script.state().room;
+        scripted(room.filter(|room| segments_beside(path) >= *room).map(|_| libc::ENOSPC))?;
         self.inner.create(path, bytes, front)
     }
 
