@@ -118,8 +118,8 @@ def _stop(
 
 
 def what_is_kept(done: Mapping[str, int], demote_timeout_s: float, problems: Sequence[str] = ()) -> str:
-    """In words, from `EngineProtocol.shutdown`'s report: which pages the next start finds, which it does not, and what was
-    wrong with the disk (`problems`). Empty where there was nothing to keep, or nobody wants a disk to keep it on."""
+    """In words, from `EngineProtocol.shutdown`'s report: which pages the next start finds, which it does not, and what
+    was wrong with the disk (`problems`). Empty where there was nothing to keep, or no disk is wanted to keep it on."""
     disk = done.get("disk_resident_pages", 0)
     # Some of these may be on disk too: a page above stays with all pages before it.
     left = done.get("device_resident_pages", 0) + done.get("host_resident_pages", 0)

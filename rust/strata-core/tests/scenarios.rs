@@ -486,7 +486,7 @@ fn a_full_file_system_keeps_what_was_used_last() {
                     let transfer = machine.transfers.remove(index).unwrap();
                     let whole = transfer.pages.iter().take_while(|step| step.to.0 < ROOM).count();
                     let (operation, reason) = ("allocation".into(), "ENOSPC".into());
-                    let error = TransferError::NoRoom { operation, reason, pages: vec![ROOM..40] };
+                    let error = TransferError::NoRoom { operation, reason, pages: vec![ROOM..20, 20..40] };
                     machine.finish(transfer, whole, Some(error));
                 } else if !machine.move_one() && !machine.compute_one() {
                     break;
