@@ -27,6 +27,7 @@ from fake_engine import Control, FakeEngine, FakeStream
 
 from strata.config import StrataConfig
 from strata.engine.api import GenerationRequest
+from strata.errors import StorageError
 
 
 class ScriptedEngine(FakeEngine):
@@ -53,6 +54,9 @@ class ScriptedEngine(FakeEngine):
         print(f"shutdown called, {unfinished} unfinished, demote within {demote_s:g} s", flush=True)
         if "FAKE_SHUTDOWN_HANGS" in os.environ:
             time.sleep(600)
+        if "FAKE_DISK_HANGS" in os.environ and len(self.calls) == 0:
+            super().shutdown(drain_s, demote_s)
+            raise StorageError("sync of disk root /kv did not finish within 10s: the device may hang")
         return super().shutdown(drain_s, demote_s)
 
 

@@ -82,6 +82,15 @@ def test_a_stop_with_a_disk_that_fails_says_so_and_promises_nothing() -> None:
     assert lifecycle.what_is_kept({}, 30.0, [problem]) == problem
 
 
+def test_a_stop_whose_disk_cannot_be_closed_says_what_is_kept_all_the_same(run: Run) -> None:
+    program = run(FAKE_DISK_HANGS="1")
+    assert httpx.get(program.url + "/ready").status_code == 200
+    program.process.send_signal(signal.SIGTERM)
+    assert program.exit_code() == 1
+    assert "250 pages are on disk; sync of disk root /kv did not finish within 10s" in program.output
+    assert "Traceback" not in program.output
+
+
 def test_running_requests_finish_before_the_exit(run: Run) -> None:
     program = run(FAKE_PIECES="40", FAKE_DELAY_S="0.02")
     with httpx.stream(

@@ -397,7 +397,8 @@ class Engine:
     def shutdown(self, drain_s: float = 30.0, demote_s: float = 30.0) -> dict[str, int]:
         """Ends: finishes running requests within `drain_s` seconds, moves pages to disk within `demote_s`, syncs.
         Returns pages moved and dropped by tier, and what each tier held at the end as `disk_resident_pages`; nothing
-        without a disk tier. Idempotent; the second call returns the first one's report."""
+        without a disk tier. Idempotent; the second call returns the first one's report. Raises StorageError if the disk
+        did not let go in time; all else has ended then too."""
         if not self._answers.drain():
             self._shut_down.wait(drain_s + demote_s + 2 * _JOIN_S)
             return self._shutdown_report
@@ -416,9 +417,11 @@ class Engine:
             self._stopping.set()
             self._thread.join(timeout=_JOIN_S)
             self._step_log.close()
-            self._runtime.close()
-            self._tier.close()
-            self._shut_down.set()
+            try:
+                self._runtime.close()
+            finally:
+                self._tier.close()
+                self._shut_down.set()
         return self._shutdown_report
 
     def __enter__(self) -> Engine:

@@ -109,12 +109,18 @@ def _stop(
     http.stop(options.drain_timeout_s)
     drain_left_s = max(0.0, options.drain_timeout_s - (time.monotonic() - start))
     problems = [problem for problem in engine.health().problems if problem.startswith("the disk tier")]
-    done = engine.shutdown(drain_left_s, options.demote_timeout_s)
+    code = 0 if asked else 1
+    try:
+        done = engine.shutdown(drain_left_s, options.demote_timeout_s)
+    except StrataError as error:
+        # It has ended all the same, and knows what it moved; the disk could not be closed.
+        done, code = engine.shutdown(0.0, 0.0), 1
+        problems.append(str(error))
     kept = what_is_kept(done, options.demote_timeout_s, problems)
     terminal.line(
         f"Stopped after {time.monotonic() - start:.1f} s" + (f": {kept}" if kept else ""), numbers=done
     )
-    return 0 if asked else 1
+    return code
 
 
 def what_is_kept(done: Mapping[str, int], demote_timeout_s: float, problems: Sequence[str] = ()) -> str:
