@@ -126,6 +126,7 @@ impl DiskKeeper {
                 "a disk is attached already ({described}): detach it first"
             )));
         }
+        *self.shared.lost() = None;
         self.shared.open(config).map(|_recovery| ())
     }
 
@@ -257,6 +258,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lost(&self) -> MutexGuard<'_, Option<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -270,7 +275,7 @@ impl Shared {
 
     /// The engine in words, for logs: a loss may be over before anybody looks.
     fn engine_of(&self, store: &DiskStore) -> String {
-        match &*self.lost.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.lost() {
             Some(reason) => format!("{}, opened again: {reason}", store.describe()),
             None => store.describe(),
         }
@@ -340,7 +345,7 @@ impl Shared {
         if !self.handle.detach_disk(LOST_DETACH).is_ok_and(|report| !report.timed_out) {
             return;
         }
-        *self.lost.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.clone());
+        *self.lost() = Some(reason.clone());
         self.wait_and_retry(reason, config);
         // Nothing of it can be saved; its threads end with it.
         let _unsynced = store.close();
