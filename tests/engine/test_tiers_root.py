@@ -27,7 +27,8 @@ def test_the_second_engine_takes_the_root_over(make_engine: MakeEngine, served: 
     assert not report.enabled and "in use by" in (report.off_reason or "")
     assert any("in use by" in problem and "tried again" in problem for problem in second.health().problems)
     attempts = second.stats()["disk_open_attempts"]
-    assert eventually(lambda: second.stats()["disk_open_attempts"] > attempts)
+    assert eventually(lambda: second.stats()["disk_open_attempts"] > attempts + 2)
+    assert any("tried again every 2 s" in problem for problem in second.health().problems)
     assert second.stats()["disk_up"] == 0
     wait_idle(first)
     first.shutdown(drain_s=1.0, demote_s=5.0)

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_are_marked_private_andlock_fileed() {
+    fn roots_are_marked_private_and_locked() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/root");
         let root = Root::claim(&path, None).unwrap();

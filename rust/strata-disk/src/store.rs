@@ -32,6 +32,8 @@ use strata_types::{TransferCompletion, TransferDescriptor, TransferError, Transf
 
 /// The making of a segment, which is where a full disk shows.
 const ALLOCATION: &str = "allocation";
+/// Where a full disk shows that promised more than it has.
+const SYNC: &str = "sync";
 
 /// The disk tier of one fingerprint: a Mover for spill, prefetch and erase.
 pub struct DiskStore {
@@ -419,9 +421,12 @@ impl Shared {
         let (synced, failure) = self.segments.sync(self.engine.as_ref());
         self.monitor.counters.syncs.fetch_add(synced, Ordering::Relaxed);
         match failure {
-            None => Ok(()),
+            None => {
+                self.monitor.found_room(SYNC);
+                Ok(())
+            }
             Some((path, source)) => {
-                self.monitor.failed("sync", &path, &source);
+                self.monitor.failed(SYNC, &path, &source);
                 Err(DiskError::Io { operation: "sync", path, source })
             }
         }
@@ -435,8 +440,9 @@ impl Shared {
             let root = self.config.root.display();
             self.monitor
                 .lose(format!("disk root {root} was deleted, replaced or unmounted while it was in use"));
-        } else if let Err(DiskError::Io { operation, path, source }) = root.keep_marked() {
-            self.monitor.failed(operation, &path, &source);
+        } else if root.keep_marked().is_err() {
+            // The next look tries again.
+            self.monitor.counters.io_errors.fetch_add(1, Ordering::Relaxed);
         }
     }
 

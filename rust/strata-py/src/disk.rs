@@ -16,6 +16,8 @@ use strata_types::TierId;
 
 /// Waits between two attempts to open a root: the first, and the longest after doubling.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The longest such wait for a root that another process owns: a lock is cheap to try, and who takes over is waited for.
+const LOCKED_RETRY: Duration = Duration::from_secs(2);
 /// How long a start waits for what lies on the disk before it serves without.
 const RECOVERY_AT_START: Duration = Duration::from_secs(2);
 /// How often a recovery that is waited for is looked at.
@@ -288,7 +290,11 @@ impl Shared {
         let (store, recovery) = match opened {
             Ok(opened) => opened,
             Err(error) if may_pass(&error) => {
-                self.wait_and_retry(error.to_string(), config);
+                let longest = match error {
+                    DiskError::Locked { .. } => LOCKED_RETRY,
+                    _ => RETRIES.1,
+                };
+                self.wait_and_retry(error.to_string(), config, longest);
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -301,10 +307,10 @@ impl Shared {
         Ok(Some(ended))
     }
 
-    fn wait_and_retry(&self, reason: String, config: DiskConfig) {
+    fn wait_and_retry(&self, reason: String, config: DiskConfig, longest: Duration) {
         let mut state = self.state();
         let wait = match &*state {
-            State::Waiting { wait, .. } => (*wait * 2).min(RETRIES.1),
+            State::Waiting { wait, .. } => (*wait * 2).min(longest),
             _ => RETRIES.0,
         };
         *state = State::Waiting { reason, config: Box::new(config), next: Instant::now() + wait, wait };
@@ -346,7 +352,7 @@ impl Shared {
             return;
         }
         *self.lost() = Some(reason.clone());
-        self.wait_and_retry(reason, config);
+        self.wait_and_retry(reason, config, RETRIES.1);
         // Nothing of it can be saved; its threads end with it.
         let _unsynced = store.close();
     }
