@@ -232,7 +232,8 @@ def _request(
         raise ApiError(400, message, "invalid_value", "min_tokens")
     keep = body.cache_write is not False
     sampling = replace(sampling, max_tokens=limit)
-    return GenerationRequest(ids, sampling, body.cache_salt or "", body.priority or 0, keep)
+    # Over HTTP lower goes first, as vLLM has it; in the engine higher does.
+    return GenerationRequest(ids, sampling, body.cache_salt or "", -(body.priority or 0), keep)
 
 
 async def _collect(service: Service, answers: Sequence[Answer]) -> None:
