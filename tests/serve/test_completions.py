@@ -230,6 +230,7 @@ def test_nulls_neutral_values_and_unknown_fields_are_tolerated(served: RunningSe
         "logit_bias": {},
         "top_k": -1,
         "echo": False,
+        "logprobs": False,
     }
     for extra in (nulls, neutral, {"kv_transfer_params": {"a": 1}, "user": "me", "no_such_field": [1]}):
         answer = served.http.post("/v1/completions", json={"prompt": "x", **extra})

@@ -238,7 +238,9 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), BeforeValidator(_false_is_none)] | None = None
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None, BeforeValidator(_false_is_none)
+    ] = None
 
     def prompt_count(self) -> int:
         """One or several."""
