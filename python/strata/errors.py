@@ -30,4 +30,9 @@ class ModelError(StrataError):
 
 
 class RequestError(StrataError):
-    """A request is invalid; the client can repair it."""
+    """A request is invalid; the client can repair it. `field` is what has to change, by the name that a request over
+    HTTP has for it, where there is one such name."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field

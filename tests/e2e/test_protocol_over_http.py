@@ -166,24 +166,31 @@ def test_tokens_there_and_back(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "param"),
     [
-        b'{"prompt": "\\ud800"}',
-        b'{"prompt": "x", "cache_salt": "\\ud800"}',
-        b'{"prompt": "x", "stop": "\\udc00", "max_tokens": 1, "logit_bias": {"49152": 1}}',
-        b'{"prompt": [49152]}',
-        b'{"prompt": "x", "guided_json": {"type": "nonsense"}}',
-        b'{"prompt": "x", "guided_regex": "\\ud800"}',
-        b'{"prompt": "x", "guided_choice": ["\\ud800"]}',
-        b'{"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}}',
-        b'{"prompt": "x", "priority": 99999999999}',
+        (b'{"prompt": "\\ud800"}', "prompt"),
+        (b'{"prompt": "x", "cache_salt": "\\ud800"}', "cache_salt"),
+        (b'{"prompt": "x", "stop": "\\udc00", "max_tokens": 1, "logit_bias": {"49152": 1}}', "logit_bias"),
+        (b'{"prompt": [49152]}', "prompt"),
+        (b'{"prompt": "x", "guided_json": {"type": "nonsense"}}', "guided_json"),
+        (b'{"prompt": "x", "guided_regex": "\\ud800"}', "guided_regex"),
+        (b'{"prompt": "x", "guided_choice": ["\\ud800"]}', "guided_choice"),
+        (
+            b'{"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/x"}}}}',
+            "response_format",
+        ),
+        (b'{"prompt": "x", "priority": 99999999999}', "priority"),
+        (b'{"prompt": "x", "structured_outputs": {"regex": "("}, "stream": true}', "structured_outputs"),
     ],
 )
-def test_bad_input_is_no_defect(served: Served, content: bytes) -> None:
+def test_bad_input_is_no_defect_and_the_answer_names_the_field(
+    served: Served, content: bytes, param: str
+) -> None:
     headers = {"Content-Type": "application/json"}
     answer = served.http.post("/v1/completions", content=content, headers=headers)
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    error = answer.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_value", param)
 
 
 def test_tools_are_refused_where_the_template_has_no_place_for_them(served: Served) -> None:

@@ -195,7 +195,9 @@ class FakeEngine:
         if self.control.full:
             raise CapacityError("1,024 requests wait already; send it again later or raise --max-waiting")
         if max(request.prompt_token_ids) > 0x10FFFF:
-            raise RequestError("token 1114112 is not in the vocabulary of 1114111; send ids below that")
+            raise RequestError(
+                "token 1114112 is not in the vocabulary of 1114111; send ids below that", "prompt"
+            )
         stream = FakeStream(len(self.streams), request, self.control)
         self.streams.append(stream)
         return stream

@@ -36,7 +36,9 @@ def test_spellings(served: RunningServer, path: str, fields: dict[str, Any], gra
     body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **fields}
     answer = served.http.post(path, json=body)
     assert answer.status_code == 200, answer.text
-    assert served.engine.streams[0].request.sampling.grammar == grammar
+    asked = served.engine.streams[0].request.sampling.grammar
+    assert asked == grammar
+    assert asked is None or asked.asked_as in fields
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Grammar:
-    """What an answer must fit: a JSON schema as JSON text, a regular expression, or a Lark grammar."""
+    """What an answer must fit: a JSON schema as JSON text, a regular expression, or a Lark grammar. `asked_as`
+    is the field of the request that holds it, for errors."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
+    asked_as: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -351,10 +351,12 @@ class Engine:
         enabled = self._enabled(TIERS)
         for tier in tiers:
             if tier not in TIERS:
-                raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+                raise RequestError(f"there is no tier {tier!r}: name device, host or disk", "tiers")
             below = TIERS[TIERS.index(tier) + 1 :]
             if tier not in enabled or not set(below) & set(enabled):
-                raise RequestError(f"{tier} cannot be demoted: it is off, or there is no tier below it")
+                raise RequestError(
+                    f"{tier} cannot be demoted: it is off, or there is no tier below it", "tiers"
+                )
         return self._runtime.demote(list(tiers), timeout_s)
 
     def resize(self, tier: str, size_bytes: int, timeout_s: float = 60.0) -> dict[str, int]:
@@ -363,10 +365,10 @@ class Engine:
         bytes that the tier has now, and whether something still used pages beyond that after `timeout_s` seconds.
         Raises RequestError, CapacityError, StorageError."""
         if tier not in TIERS:
-            raise RequestError(f"there is no tier {tier!r}: name device, host or disk")
+            raise RequestError(f"there is no tier {tier!r}: name device, host or disk", "tier")
         if size_bytes < 0:
             raise RequestError(
-                f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB"
+                f"size {size_bytes} of the {tier} tier is below 0: give bytes, or a size such as 8GiB", "size"
             )
         arena = self._tier.arena
         if tier == "host" and arena is not None and size_bytes // arena.page_stride > arena.pages:

@@ -48,9 +48,10 @@ class GrammarTokenizer(Protocol):
 class GrammarState:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int, asked_as: str | None) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._asked_as = asked_as
 
     @property
     def ended(self) -> bool:
@@ -67,7 +68,9 @@ class GrammarState:
         self._matcher.consume_token(token)
         if self._matcher.is_error():
             why = _first_line(self._matcher.get_error())
-            raise RequestError(f"the answer cannot go on within its grammar: {why}; ask for a simpler one")
+            raise RequestError(
+                f"the answer cannot go on within its grammar: {why}; ask for a simpler one", self._asked_as
+            )
 
 
 class Grammars:
@@ -84,27 +87,29 @@ class Grammars:
         no grammar, is too long, or has parts that cannot be kept."""
         if len(grammar.source) > _LONGEST:
             raise RequestError(
-                f"the {grammar.kind} has {len(grammar.source)} characters, and at most {_LONGEST} are read; shorten it"
+                f"the {grammar.kind} has {len(grammar.source)} characters, and at most {_LONGEST} are read; shorten it",
+                grammar.asked_as,
             )
-        return GrammarState(self._read_once(grammar).deep_copy(), self._vocabulary)
+        return GrammarState(self._read_once(grammar).deep_copy(), self._vocabulary, grammar.asked_as)
 
     def _read(self, grammar: Grammar) -> llguidance.LLMatcher:
+        if self._source is None:
+            raise RequestError("a grammar needs a tokenizer, and this engine has none", grammar.asked_as)
         with self._lock:
             tokenizer = self._tokenizer
         try:
             text = _as_llguidance(grammar)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"the {grammar.kind} cannot be read: {error}") from error
+            raise RequestError(f"the {grammar.kind} cannot be read: {error}", grammar.asked_as) from error
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=_LIMITS)
         if matcher.is_error():
             why = _first_line(matcher.get_error())
-            raise RequestError(f"the {grammar.kind} cannot be kept to: {why}")
+            raise RequestError(f"the {grammar.kind} cannot be kept to: {why}", grammar.asked_as)
         return matcher
 
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
-        if self._source is None:
-            raise RequestError("a grammar needs a tokenizer, and this engine has none")
+        assert self._source is not None
         ends = sorted(self._source.eos_token_ids)
         return llguidance.LLTokenizer(self._source.to_json(), self._vocabulary, eos_token=ends or None)
 

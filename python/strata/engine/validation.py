@@ -29,35 +29,43 @@ def checked_prompt(request: GenerationRequest, vocabulary: int, max_context: int
     sampling = request.sampling
     prompt = np.asarray(request.prompt_token_ids)
     if not len(prompt):
-        raise RequestError("the prompt is empty: send at least one token")
+        raise RequestError("the prompt is empty: send at least one token", "prompt")
     if prompt.ndim != 1 or prompt.dtype.kind not in "iu":
-        raise RequestError("the prompt must be a list of token ids, all of them integers")
+        raise RequestError("the prompt must be a list of token ids, all of them integers", "prompt")
     outside = (prompt < 0) | (prompt >= vocabulary)
     if outside.any():
-        raise RequestError(f"token id {prompt[outside][0]} is outside the model's vocabulary of {vocabulary}")
+        raise RequestError(
+            f"token id {prompt[outside][0]} is outside the model's vocabulary of {vocabulary}", "prompt"
+        )
     if not isinstance(request.priority, int) or abs(request.priority) > _HIGHEST_PRIORITY:
         raise RequestError(
             f"priority must be a whole number from -{_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}, "
-            f"got {request.priority!r}"
+            f"got {request.priority!r}",
+            "priority",
         )
     if len(request.cache_salt) > LONGEST_SALT:
         raise RequestError(
             f"cache_salt has {len(request.cache_salt)} characters, more than {LONGEST_SALT}: send a shorter one, such "
-            "as a hash of it"
+            "as a hash of it",
+            "cache_salt",
         )
     if any("\ud800" <= character <= "\udfff" for character in request.cache_salt):
-        raise RequestError("cache_salt holds half a surrogate pair: it must be valid Unicode text")
+        raise RequestError(
+            "cache_salt holds half a surrogate pair: it must be valid Unicode text", "cache_salt"
+        )
     check_sampling(sampling, vocabulary)
     scores = 0 if sampling.prompt_logprobs is None else len(prompt) * (1 + sampling.prompt_logprobs)
     if scores > MOST_PROMPT_LOGPROBS:
         raise RequestError(
             f"prompt_logprobs {sampling.prompt_logprobs} of {len(prompt)} tokens are more than the "
-            f"{MOST_PROMPT_LOGPROBS} log probabilities that one prompt may have: lower it, or shorten the prompt"
+            f"{MOST_PROMPT_LOGPROBS} log probabilities that one prompt may have: lower it, or shorten the prompt",
+            "prompt_logprobs",
         )
     if len(prompt) + sampling.max_tokens > max_context + 1:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
-            f"{max_context + 1} fit (context of the model, or --device-memory): shorten either"
+            f"{max_context + 1} fit (context of the model, or --device-memory): shorten either",
+            "max_tokens",
         )
     return prompt.astype(np.uint32)
 
@@ -65,12 +73,15 @@ def checked_prompt(request: GenerationRequest, vocabulary: int, max_context: int
 def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
     """Raises RequestError for parameters that mean nothing, with the name and the value."""
     if not isinstance(sampling.max_tokens, int) or sampling.max_tokens < 1:
-        raise RequestError(f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}")
+        raise RequestError(
+            f"max_tokens must be a whole number of at least 1, got {sampling.max_tokens!r}", "max_tokens"
+        )
     if not all(isinstance(stop, str) for stop in sampling.stop):
-        raise RequestError(f"stop must be a list of texts, got {sampling.stop!r}")
+        raise RequestError(f"stop must be a list of texts, got {sampling.stop!r}", "stop")
     if len(sampling.stop) > MOST_STOPS or max(map(len, sampling.stop), default=0) > LONGEST_STOP:
         raise RequestError(
-            f"stop may hold {MOST_STOPS} texts of {LONGEST_STOP} characters; give fewer or shorter ones"
+            f"stop may hold {MOST_STOPS} texts of {LONGEST_STOP} characters; give fewer or shorter ones",
+            "stop",
         )
     if not (sampling.temperature >= 0 and 0 < sampling.top_p <= 1 and sampling.top_k >= 0):
         raise RequestError(
@@ -78,28 +89,35 @@ def check_sampling(sampling: SamplingParams, vocabulary: int) -> None:
             f"got {sampling.temperature}, {sampling.top_k}, {sampling.top_p}"
         )
     if not 0 <= sampling.min_p <= 1:
-        raise RequestError(f"min_p must be between 0 and 1, got {sampling.min_p}")
+        raise RequestError(f"min_p must be between 0 and 1, got {sampling.min_p}", "min_p")
     if not LEAST_REPETITION <= sampling.repetition_penalty <= MOST_REPETITION:
         raise RequestError(
             f"repetition_penalty must be between {LEAST_REPETITION} and {MOST_REPETITION:g} (1 changes nothing), got "
-            f"{sampling.repetition_penalty}"
+            f"{sampling.repetition_penalty}",
+            "repetition_penalty",
         )
     for name in ("presence_penalty", "frequency_penalty"):
         value = getattr(sampling, name)
         if not abs(value) <= _MOST_PENALTY:
-            raise RequestError(f"{name} must be between -{_MOST_PENALTY} and {_MOST_PENALTY}, got {value}")
+            raise RequestError(
+                f"{name} must be between -{_MOST_PENALTY} and {_MOST_PENALTY}, got {value}", name
+            )
     if len(sampling.logit_bias) > MOST_BIASES:
         raise RequestError(
-            f"logit_bias names {len(sampling.logit_bias)} tokens; at most {MOST_BIASES} can be given"
+            f"logit_bias names {len(sampling.logit_bias)} tokens; at most {MOST_BIASES} can be given",
+            "logit_bias",
         )
     for token, bias in sampling.logit_bias:
         if not 0 <= token < vocabulary:
-            raise RequestError(f"logit_bias names token {token}, outside the vocabulary of {vocabulary}")
+            raise RequestError(
+                f"logit_bias names token {token}, outside the vocabulary of {vocabulary}", "logit_bias"
+            )
         if not abs(bias) <= _MOST_BIAS:
             raise RequestError(
-                f"logit_bias of token {token} must be between -{_MOST_BIAS:g} and {_MOST_BIAS:g}, got {bias}"
+                f"logit_bias of token {token} must be between -{_MOST_BIAS:g} and {_MOST_BIAS:g}, got {bias}",
+                "logit_bias",
             )
     for name in ("logprobs", "prompt_logprobs"):
         count = getattr(sampling, name)
         if count is not None and not 0 <= count <= MOST_LOGPROBS:
-            raise RequestError(f"{name} must be between 0 and {MOST_LOGPROBS}, got {count}")
+            raise RequestError(f"{name} must be between 0 and {MOST_LOGPROBS}, got {count}", name)

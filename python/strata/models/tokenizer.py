@@ -148,7 +148,7 @@ class Tokenizer:
         """The prompt for a conversation; a `RequestError` if there is no template or it refuses."""
         if self._template is None:
             raise RequestError(
-                "this model has no chat template; send a plain prompt to /v1/completions instead"
+                "this model has no chat template; send a plain prompt to /v1/completions instead", "messages"
             )
         try:
             return self._template.render(
@@ -157,7 +157,9 @@ class Tokenizer:
                 **{**self._special_tokens, "tools": None, "documents": None, **variables},
             )
         except _TEMPLATE_ERRORS as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+            raise RequestError(
+                f"the model's chat template refuses these messages: {error}", "messages"
+            ) from error
 
 
 class IncrementalDetokenizer:

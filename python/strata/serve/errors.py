@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,8 +20,6 @@ from strata.serve.request_id import HEADER, current_request_id
 
 _log = logging.getLogger("strata.serve")
 _RETRY_AFTER_S = "1"
-FORM = "form:"
-"""How tags of a body's forms begin: what an error is in is a field, whatever form the body has."""
 
 
 class ApiError(Exception):
@@ -52,9 +51,11 @@ class ApiError(Exception):
 
 def api_error_of(error: StrataError) -> ApiError:
     """How an error of the engine looks to the client."""
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), "invalid_value", error.field)
     # What is set while the server runs is set by a request.
-    if isinstance(error, RequestError | ConfigError):
-        return ApiError(400, str(error))
+    if isinstance(error, ConfigError):
+        return ApiError(400, str(error), "invalid_value")
     if isinstance(error, CapacityError):
         return ApiError(429, str(error), "queue_full")
     return ApiError(503, str(error), "unavailable")
@@ -80,19 +81,38 @@ async def _on_strata_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    """One sentence about the first thing wrong; pydantic's list of everything helps nobody over HTTP."""
+    """One sentence about one thing wrong; pydantic's list of everything helps nobody over HTTP. The innermost one: a
+    value that may have several forms is wrong for each, and farthest inside for the form that was meant."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
+    found = [
+        (_place(each["loc"][1:], error.body, each["type"] == "missing"), each) for each in error.errors()
+    ]
+    where, fault = max(found, key=lambda each: len(each[0]))
+    if fault["type"] == "json_invalid":
         return ApiError(
-            400, f"the body is not valid JSON: {first['ctx']['error']}", "invalid_json"
+            400, f"the body is not valid JSON: {fault['ctx']['error']}", "invalid_json"
         ).response()
-    where = [str(part) for part in first["loc"] if part != "body" and not str(part).startswith(FORM)]
     if not where:
         return ApiError(
             400, "the body must be a JSON object, sent with `Content-Type: application/json`"
         ).response()
-    return ApiError(400, f"{'.'.join(where)}: {first['msg']}", "invalid_value", where[0]).response()
+    what = fault["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{'.'.join(where)}: {what}", "invalid_value", where[0]).response()
+
+
+def _place(parts: Sequence[int | str], body: Any, missing: bool) -> list[str]:
+    """What of pydantic's location the body has, and the field that it lacks. Between these pydantic writes which of the
+    forms that a value may have it tried, which tells a client nothing."""
+    place, value = [], body
+    for part in parts:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            continue
+        place.append(str(part))
+    if missing:
+        place += map(str, parts[-1:])
+    return place
 
 
 async def _on_http_error(request: Request, error: Exception) -> JSONResponse:

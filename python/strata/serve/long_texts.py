@@ -5,6 +5,7 @@ a few of them would keep every worker from the other clients.
 from __future__ import annotations
 
 from strata.engine.api import EngineProtocol
+from strata.errors import RequestError
 from strata.serve.errors import ApiError
 
 _LOOK_CHARACTERS = 16
@@ -16,12 +17,19 @@ _CERTAIN = 2
 def encode_within_context(
     engine: EngineProtocol, text: str, param: str, add_special_tokens: bool = True
 ) -> list[int]:
-    """The text's tokens. Raises ApiError 400 for one that cannot fit and is too long to be counted out."""
-    encode = engine.tokenizer.encode
+    """The text's tokens. Raises ApiError 400 for one that cannot fit and is too long to be counted out,
+    RequestError for one that is no text."""
+
+    def encode(part: str) -> list[int]:
+        try:
+            return list(engine.tokenizer.encode(part, add_special_tokens=add_special_tokens))
+        except RequestError as error:
+            raise RequestError(str(error), param) from error
+
     context = engine.max_context
     look = context * _LOOK_CHARACTERS
     if len(text) > 2 * look:
-        found = len(encode(text[:look], add_special_tokens=add_special_tokens))
+        found = len(encode(text[:look]))
         if found > _CERTAIN * context:
             raise ApiError(
                 400,
@@ -30,4 +38,4 @@ def encode_within_context(
                 "context_length_exceeded",
                 param,
             )
-    return list(encode(text, add_special_tokens=add_special_tokens))
+    return encode(text)

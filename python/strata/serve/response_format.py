@@ -5,6 +5,7 @@ older forms `guided_json`, `guided_regex` and `guided_choice`.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
@@ -79,10 +80,14 @@ class FormatFields(BaseModel):
             "guided_choice": _of_choice(self.guided_choice),
         }
         given = {name: grammar for name, grammar in found.items() if grammar is not None}
+        if not given:
+            return None
+        name, grammar = next(iter(given.items()))
+        field = name.split(".")[0]
         if len(given) > 1:
             message = f"{' and '.join(given)} ask for a form each; send one of them"
-            raise ApiError(400, message, "invalid_value", next(iter(given)).split(".")[0])
-        return next(iter(given.values()), None)
+            raise ApiError(400, message, "invalid_value", field)
+        return replace(grammar, asked_as=field)
 
 
 def _of_schema(schema: Schema | None, field: str) -> Grammar | None:

@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from strata.engine.api import EngineProtocol
 from strata.serve.documented import DetokenizeAnswer, TokenizeAnswer, answer
-from strata.serve.errors import FORM
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
 from strata.serve.protocol import TokenIds
 from strata.serve.service import Service
 
-_TEXT, _CHAT = f"{FORM}text", f"{FORM}chat"
+_TEXT, _CHAT = "the form of a text", "the form of a chat"
+"""No names of fields: errors leave them out."""
 
 
 class TokenizeText(BaseModel):
