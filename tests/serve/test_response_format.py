@@ -29,6 +29,11 @@ WRAPPED = {"type": "json_schema", "json_schema": {"name": "A", "schema": SCHEMA,
         ({"guided_json": SCHEMA}, OF_SCHEMA),
         ({"guided_regex": "a+"}, Grammar("regex", "a+")),
         ({"guided_choice": ["é"]}, Grammar("lark", 'start: "\\u00e9"')),
+        ({"json_schema": SCHEMA}, OF_SCHEMA),
+        ({"json_schema": json.dumps(SCHEMA)}, OF_SCHEMA),
+        ({"regex": "a+", "ebnf": None, "stop_regex": []}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"regex": "a+", "disable_any_whitespace": True}}, Grammar("regex", "a+")),
+        ({"structured_outputs": {"whitespace_pattern": None, "grammar": None}}, None),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -46,10 +51,31 @@ def test_spellings(served: RunningServer, path: str, fields: dict[str, Any], gra
     [
         ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "type json_schema"),
-        ({"structured_outputs": {"grammar": "g"}}, "structured_outputs", "use json, regex or choice"),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "response_format",
+            "format.schema is not",
+        ),
+        ({"structured_outputs": {"grammar": "g"}}, "structured_outputs", "use json, regex, choice"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}},
+            "structured_outputs",
+            "whitespace",
+        ),
+        (
+            {"structured_outputs": {"jsn": SCHEMA}},
+            "structured_outputs",
+            "structured_outputs.jsn is not supported",
+        ),
+        ({"regex": "a", "json_schema": SCHEMA}, "json_schema", "json_schema and regex ask for a form each"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least 1"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_regex and guided_choice"),
         ({"guided_grammar": "g"}, "guided_grammar", "not supported"),
+        ({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "send null"),
+        ({"ebnf": "root ::= a"}, "ebnf", "not supported"),
+        ({"stop_regex": "a+"}, "stop_regex", "not supported"),
+        ({"lora_path": "adapter"}, "lora_path", "not supported"),
+        ({"no_stop_trim": True}, "no_stop_trim", "send false"),
     ],
 )
 def test_refusals(served: RunningServer, fields: dict[str, Any], param: str, words: str) -> None:

@@ -1,5 +1,5 @@
-"""The fields that say what an answer must fit: OpenAI's `response_format`, and vLLM's `structured_outputs` with its
-older forms `guided_json`, `guided_regex` and `guided_choice`.
+"""The fields that say what an answer must fit: OpenAI's `response_format`, vLLM's `structured_outputs` with its older
+forms `guided_json`, `guided_regex` and `guided_choice`, and SGLang's `json_schema` and `regex`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from strata.engine.api import Grammar
 from strata.serve.errors import ApiError
@@ -24,7 +24,20 @@ class JsonSchema(BaseModel):
     json_schema: dict[str, Any] | bool | None = Field(None, alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class _Form(BaseModel):
+    """An object that names a form. A key that is not known may ask for more than is done, so it is refused."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def refuse_unknown(self, field: str, known: str) -> None:
+        """Raises ApiError 400."""
+        for name, value in (self.model_extra or {}).items():
+            if value is not None and value is not False:
+                message = f"{field}.{name} is not supported; leave it out, and use {known}"
+                raise ApiError(400, message, "unsupported_value", field)
+
+
+class ResponseFormat(_Form):
     """OpenAI's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -32,6 +45,7 @@ class ResponseFormat(BaseModel):
 
     def grammar(self) -> Grammar | None:
         """Raises ApiError 400."""
+        self.refuse_unknown("response_format", "json_schema for a schema")
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -42,15 +56,15 @@ class ResponseFormat(BaseModel):
         return _of_schema(self.json_schema.json_schema, "response_format")
 
 
-class StructuredOutputs(BaseModel):
-    """vLLM's `structured_outputs`."""
+class StructuredOutputs(_Form):
+    """vLLM's `structured_outputs`. White space is never free here, and there is nothing to fall back to."""
 
     json_schema: Schema | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
     json_object: bool | None = None
-    grammar: str | None = None
-    structural_tag: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
 
 
 class FormatFields(BaseModel):
@@ -61,14 +75,13 @@ class FormatFields(BaseModel):
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1, fail_fast=True)
+    json_schema: Schema | None = None
+    regex: str | None = None
 
     def grammar(self) -> Grammar | None:
         """What the answer must fit. Raises ApiError 400 for more than one form, or one that is not supported."""
         wanted = self.structured_outputs or StructuredOutputs.model_validate({})
-        for name in ("grammar", "structural_tag"):
-            if getattr(wanted, name) is not None:
-                message = f"structured_outputs.{name} is not supported; use json, regex or choice"
-                raise ApiError(400, message, "unsupported_value", "structured_outputs")
+        wanted.refuse_unknown("structured_outputs", "json, regex, choice or json_object")
         found: dict[str, Grammar | None] = {
             "response_format": self.response_format.grammar() if self.response_format else None,
             "structured_outputs.json": _of_schema(wanted.json_schema, "structured_outputs"),
@@ -78,6 +91,8 @@ class FormatFields(BaseModel):
             "guided_json": _of_schema(self.guided_json, "guided_json"),
             "guided_regex": _of_regex(self.guided_regex),
             "guided_choice": _of_choice(self.guided_choice),
+            "json_schema": _of_schema(self.json_schema, "json_schema"),
+            "regex": _of_regex(self.regex),
         }
         given = {name: grammar for name, grammar in found.items() if grammar is not None}
         if not given:
