@@ -99,6 +99,32 @@ def test_tokens_may_be_named_by_their_ids(served: RunningServer) -> None:
     assert logprobs["top_logprobs"][0] == {"token_id:97": -2.0, "token_id:72": -1.0}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_prompts_and_answers(served: RunningServer, stream: bool) -> None:
+    served.engine.control = Control(pieces=("He", "", "y"))
+    body = {"prompt": ["ab", "c"], "n": 2, "return_token_ids": True, "stream": stream}
+    answer = served.http.post("/v1/completions", json=body)
+    objects = events_of(answer.text)[:-1] if stream else [answer.json()]
+    for index, prompt in enumerate(("ab", "ab", "c", "c")):
+        choices = [choice for each in objects for choice in each["choices"] if choice["index"] == index]
+        assert [token for choice in choices for token in choice["token_ids"]] == list(map(ord, "Hey"))
+        shown = [choice["prompt_token_ids"] for choice in choices if "prompt_token_ids" in choice]
+        assert shown == [list(map(ord, prompt))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_of_a_chat(served: RunningServer, stream: bool) -> None:
+    served.engine.control = Control(pieces=("He", "", "y"))
+    answer = served.http.post(
+        "/v1/chat/completions", json={**CHAT, "return_token_ids": True, "stream": stream}
+    )
+    objects = events_of(answer.text)[:-1] if stream else [answer.json()]
+    assert [token for each in objects for token in each["choices"][0]["token_ids"]] == list(map(ord, "Hey"))
+    shown = [each["prompt_token_ids"] for each in objects if "prompt_token_ids" in each]
+    assert shown == [list(map(ord, "<user>Hi<assistant>"))]
+    assert "token_ids" not in served.http.post("/v1/chat/completions", json=CHAT).json()["choices"][0]
+
+
 def test_chat_logprobs_by_the_sdk(served: RunningServer) -> None:
     served.engine.control = Control(pieces=("é", "", "b"))
     asked: dict[str, Any] = {"model": "default", "logprobs": True, "top_logprobs": 2, **CHAT}

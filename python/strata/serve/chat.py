@@ -68,10 +68,13 @@ class ChatDialect:
         self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
         self._parses_calls = body.offers_tools() and tokenizer.template_marks_tool_calls
         self._choices: dict[int, _Choice] = {}
+        self._prompt_ids: dict[str, list[int]] = {}
+        """What the next object has beside its choices: a chat has one prompt."""
 
     def frame(self) -> dict[str, Any]:
-        """What every object of this answer has beside its choices."""
-        return self._frame
+        """What the next object of this answer has beside its choices."""
+        prompt_ids, self._prompt_ids = self._prompt_ids, {}
+        return {**self._frame, **prompt_ids}
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """One choice that is not streamed."""
@@ -84,6 +87,7 @@ class ChatDialect:
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": _reason(answer.finish_reason, bool(calls)),
+            **self._ids(answer),
         }
 
     def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
@@ -107,7 +111,16 @@ class ChatDialect:
             "delta": delta,
             "logprobs": self._logprobs(logprobs),
             "finish_reason": _reason(chunk.finish_reason, choice.calls_said > 0),
+            **self._ids(answer),
         }
+
+    def _ids(self, answer: Answer) -> dict[str, list[int]]:
+        if not self._body.return_token_ids:
+            return {}
+        ids = answer.take_ids()
+        if "prompt_token_ids" in ids:
+            self._prompt_ids = {"prompt_token_ids": ids.pop("prompt_token_ids")}
+        return ids
 
     def _new_choice(self) -> _Choice:
         return _Choice(ToolCallParser() if self._parses_calls else None)

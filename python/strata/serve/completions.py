@@ -47,7 +47,7 @@ class CompletionDialect:
         if answer.prompt_logprobs:
             columns.add(answer.prompt, answer.prompt_logprobs)
         columns.add([entry.token_id for entry in answer.logprobs], answer.logprobs)
-        return self._choice(answer.index, text, answer.finish_reason)
+        return self._choice(answer, text)
 
     def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
         """One streamed piece, once there is something to show."""
@@ -61,7 +61,7 @@ class CompletionDialect:
             columns.add([entry.token_id for entry in chunk.logprobs], chunk.logprobs)
         if not text and not chunk.finish_reason:
             return None
-        return self._choice(answer.index, text, answer.finish_reason)
+        return self._choice(answer, text)
 
     def _echo(self, answer: Answer) -> str:
         """What a choice shows before its answer; once."""
@@ -78,9 +78,14 @@ class CompletionDialect:
             self._shown[number] = prompt
         return self._shown[number]
 
-    def _choice(self, index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-        logprobs = self._columns[index].take()
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _choice(self, answer: Answer, text: str) -> dict[str, Any]:
+        return {
+            "index": answer.index,
+            "text": text,
+            "logprobs": self._columns[answer.index].take(),
+            "finish_reason": answer.finish_reason,
+            **(answer.take_ids() if self._body.return_token_ids else {}),
+        }
 
 
 def completions_router(service: Service) -> APIRouter:

@@ -58,6 +58,8 @@ class Answer:
     own_prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: str | None = None
     usage: Usage | None = None
+    ids_shown: int | None = None
+    """How many of its token ids `take_ids` has given; None before the first time."""
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
@@ -77,6 +79,13 @@ class Answer:
         self.text.append(chunk.text)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
+
+    def take_ids(self) -> dict[str, list[int]]:
+        """What `return_token_ids` adds: the tokens since the last time, and the first time those of the prompt."""
+        prompt = {"prompt_token_ids": list(self.prompt)} if self.ids_shown is None else {}
+        new = self.token_ids[self.ids_shown or 0 :]
+        self.ids_shown = len(self.token_ids)
+        return {"token_ids": new, **prompt}
 
 
 class Dialect(Protocol):

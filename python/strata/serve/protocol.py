@@ -149,6 +149,7 @@ class GenerationBody(FormatFields):
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = Field(None, max_length=_LONGEST_SALT)
@@ -197,7 +198,7 @@ class GenerationBody(FormatFields):
 
     def is_large(self) -> bool:
         """Whether an answer may hold much beside its text."""
-        return self.may_be_silent() or self.logprob_counts() != (None, None)
+        return self.may_be_silent() or bool(self.return_token_ids) or self.logprob_counts() != (None, None)
 
     def token_limit(self) -> int | None:
         """The number of new tokens that the client asked for, if it did: the newer of the two names counts."""
