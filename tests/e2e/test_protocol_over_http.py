@@ -159,6 +159,8 @@ def test_tokens_there_and_back(served: Served) -> None:
     ids = served.http.post("/tokenize", json=chat).json()["tokens"]
     text = served.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
     assert text.endswith("Grüße 👋<|im_end|>\n<|im_start|>assistant\n")
+    beyond = served.http.post("/detokenize", json={"tokens": [*ids, 49152]})
+    assert beyond.status_code == 400 and "the vocabulary ends with 49151" in beyond.text
     info = served.http.get("/tokenizer_info").json()
     assert info["eos_token"] == "<|im_end|>" and "add_generation_prompt" in info["chat_template"]
     answer = served.http.post("/v1/chat/completions", json={**chat, "max_tokens": 1}).json()

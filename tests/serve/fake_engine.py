@@ -38,6 +38,8 @@ GIB = 1 << 30
 class FakeTokenizer:
     """One token a character; a chat is its messages' texts between markers."""
 
+    highest_token_id = 0x10FFFF
+
     def __init__(self) -> None:
         self.threads: set[str] = set()
         self.template_writes_date = False

@@ -76,7 +76,7 @@ def test_chat_whole(served: RunningServer) -> None:
         model="default",
         messages=[
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "text", "text": "there"}]},
         ],
         max_completion_tokens=9,
     )
@@ -87,7 +87,7 @@ def test_chat_whole(served: RunningServer) -> None:
     request = served.engine.streams[0].request
     assert (
         served.engine.tokenizer.decode(request.prompt_token_ids)
-        == "<system>Be brief.<user>Hi there<assistant>"
+        == "<system>Be brief.<user>Hi\nthere<assistant>"
     )
     assert request.sampling.max_tokens == 9
 

@@ -149,6 +149,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
             "0.content.0.type: Field",
         ),
         ("/tokenize", {"messages": []}, 400, "messages", "at least 1"),
+        ("/detokenize", {"tokens": [1, 0x110000]}, 400, "tokens", "token id 1114112 is no token's"),
         ("/detokenize", {"tokens": [-1]}, 400, "tokens", "greater than or equal to 0"),
         ("/detokenize", {"tokens": [1], "model": "gpt-9"}, 404, "model", "not served"),
         ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature", "greater than or equal"),
@@ -196,6 +197,30 @@ def test_a_model_without_tools_says_so(served: RunningServer) -> None:
     assert answer.status_code == 400
     assert "no place for tools" in answer.json()["error"]["message"]
     assert served.http.post("/v1/chat/completions", json={**body, "tool_choice": "none"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x"}, "prompt"),
+        ("/v1/chat/completions", CHAT, None),
+        ("/tokenize", {"prompt": "x"}, "prompt"),
+        ("/tokenize", CHAT, None),
+        ("/detokenize", {"tokens": [1]}, None),
+        ("/tokenizer_info", None, None),
+    ],
+)
+def test_a_model_without_tokenizer_takes_token_ids_alone(
+    served: RunningServer, path: str, body: dict[str, Any] | None, param: str | None
+) -> None:
+    served.engine.tokenizer = None
+    answer = served.http.request("GET" if body is None else "POST", path, json=body)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert "this model has no tokenizer: send token ids" in error["message"] and error["param"] == param
+    ids = {"prompt": [72, 105], "echo": True, "logprobs": 0}
+    choice = served.http.post("/v1/completions", json=ids).json()["choices"][0]
+    assert choice["text"] == "Hello, world" and choice["logprobs"]["tokens"][0] == "token_id:72"
 
 
 def test_a_method_that_a_route_does_not_have(served: RunningServer) -> None:

@@ -55,10 +55,10 @@ class Tokenizer:
         self.template_writes_date: bool = self._writes_date()
         """Whether a chat's prompt holds the date or the time: then tomorrow's prompt is another one from there on."""
         self.vocab_size: int = fast.get_vocab_size(with_added_tokens=True)
-        highest = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
-        if highest >= config.vocab_size:
+        self.highest_token_id: int = max(fast.get_vocab(with_added_tokens=True).values(), default=-1)
+        if self.highest_token_id >= config.vocab_size:
             raise ModelError(
-                f"the tokenizer's highest token id is {highest}, "
+                f"the tokenizer's highest token id is {self.highest_token_id}, "
                 f"but the model's vocab_size is {config.vocab_size}; "
                 "tokenizer.json and config.json in --model belong to different models"
             )

@@ -149,12 +149,12 @@ def chat_router(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", responses=answer(ChatAnswer, streams=True))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Answers the last message of a chat."""
-        tokenizer = service.engine.tokenizer
+        tokenizer = service.tokenizer
 
         def tokenize() -> list[list[int]]:
             # The template has written the special tokens already.
             special = bool(body.add_special_tokens)
-            return [encode_within_context(service.engine, body.prompt(tokenizer), "messages", special)]
+            return [encode_within_context(service, body.prompt(tokenizer), "messages", special)]
 
         dialect = ChatDialect(service.model_name, body, tokenizer)
         return await respond(service, request, body, tokenize, None, dialect)

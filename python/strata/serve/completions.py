@@ -74,7 +74,8 @@ class CompletionDialect:
         if number not in self._shown:
             prompt: Any = self._body.prompts()[number]
             if not isinstance(prompt, str):
-                prompt = self._tokenizer.decode(prompt, skip_special_tokens=False)
+                # Without a tokenizer its text is empty, as the answer's is.
+                prompt = self._tokenizer.decode(prompt, skip_special_tokens=False) if self._tokenizer else ""
             self._shown[number] = prompt
         return self._shown[number]
 
@@ -100,7 +101,7 @@ def completions_router(service: Service) -> APIRouter:
         def tokenize() -> list[list[int]]:
             special = body.add_special_tokens is not False
             return [
-                encode_within_context(service.engine, prompt, "prompt", special)
+                encode_within_context(service, prompt, "prompt", special)
                 if isinstance(prompt, str)
                 else prompt
                 for prompt in body.prompts()

@@ -4,9 +4,9 @@ a few of them would keep every worker from the other clients.
 
 from __future__ import annotations
 
-from strata.engine.api import EngineProtocol
 from strata.errors import RequestError
 from strata.serve.errors import ApiError
+from strata.serve.service import Service
 
 _LOOK_CHARACTERS = 16
 """Characters of a text that are looked at first, for each token of the context; more than any language needs."""
@@ -15,18 +15,18 @@ _CERTAIN = 2
 
 
 def encode_within_context(
-    engine: EngineProtocol, text: str, param: str, add_special_tokens: bool = True
+    service: Service, text: str, param: str, add_special_tokens: bool = True
 ) -> list[int]:
     """The text's tokens. Raises ApiError 400 for one that cannot fit and is too long to be counted out,
-    RequestError for one that is no text."""
+    RequestError for one that is no text, or that the model has no tokenizer for."""
 
     def encode(part: str) -> list[int]:
         try:
-            return list(engine.tokenizer.encode(part, add_special_tokens=add_special_tokens))
+            return list(service.tokenizer.encode(part, add_special_tokens=add_special_tokens))
         except RequestError as error:
             raise RequestError(str(error), param) from error
 
-    context = engine.max_context
+    context = service.engine.max_context
     look = context * _LOOK_CHARACTERS
     if len(text) > 2 * look:
         found = len(encode(text[:look]))

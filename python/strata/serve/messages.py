@@ -84,7 +84,8 @@ class ChatMessage(BaseModel):
             if part.type != "text":
                 message = f"a content part of type {part.type!r} is not supported; send parts of type 'text'"
                 raise ApiError(400, message, "unsupported_value", "messages")
-        return "".join(part.text or "" for part in self.content)
+        # As vLLM joins them.
+        return "\n".join(part.text or "" for part in self.content)
 
 
 class Conversation(BaseModel):

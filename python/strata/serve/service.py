@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from strata.config import StrataConfig
 from strata.engine.api import EngineProtocol, RequestStream
-from strata.errors import StrataError
+from strata.errors import RequestError, StrataError
 from strata.serve.errors import ApiError
 from strata.serve.metrics import ServerMetrics
 from strata.serve.observer import Observer
@@ -32,6 +32,13 @@ class Readiness:
 
     ready: bool
     reason: str | None
+
+
+class _NoTokenizer:
+    """Stands where a model has no tokenizer: whatever it is asked for, a client sent text or wants some."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RequestError("this model has no tokenizer: send token ids to /v1/completions")
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,11 @@ class Service:
     def model_name(self) -> str:
         """The name under which clients know the model."""
         return self.config.model.served_model_name or self.engine.model_name
+
+    @property
+    def tokenizer(self) -> Any:
+        """The engine's; of a model that has none, one whose every use raises RequestError."""
+        return _NoTokenizer() if self.engine.tokenizer is None else self.engine.tokenizer
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a function that may block in a worker thread: the event loop must go on for all other

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Discriminator, Tag
 from starlette.responses import Response
 
-from strata.engine.api import EngineProtocol
+from strata.errors import RequestError
 from strata.serve.documented import DetokenizeAnswer, TokenizeAnswer, answer
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
@@ -29,9 +29,9 @@ class TokenizeText(BaseModel):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def token_ids(self, engine: EngineProtocol) -> list[int]:
+    def token_ids(self, service: Service) -> list[int]:
         """Blocks; to be called in a worker thread. Raises ApiError 400 for a text far beyond the context."""
-        return encode_within_context(engine, self.prompt, "prompt", self.add_special_tokens is not False)
+        return encode_within_context(service, self.prompt, "prompt", self.add_special_tokens is not False)
 
 
 class TokenizeChat(Conversation):
@@ -41,10 +41,10 @@ class TokenizeChat(Conversation):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def token_ids(self, engine: EngineProtocol) -> list[int]:
+    def token_ids(self, service: Service) -> list[int]:
         """Blocks; to be called in a worker thread. Raises ApiError 400 or RequestError."""
-        text = self.prompt(engine.tokenizer)
-        return encode_within_context(engine, text, "messages", bool(self.add_special_tokens))
+        text = self.prompt(service.tokenizer)
+        return encode_within_context(service, text, "messages", bool(self.add_special_tokens))
 
 
 def _kind(body: Any) -> str:
@@ -71,10 +71,10 @@ def tokens_router(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> Response:
         """The token ids of a text or a chat, and how many there are."""
         service.check_model(body.model)
-        tokenizer = service.engine.tokenizer
+        tokenizer = service.tokenizer
 
         def answered() -> Response:
-            ids = body.token_ids(service.engine)
+            ids = body.token_ids(service)
             texts = [tokenizer.token_text(token) for token in ids] if body.return_token_strs else None
             length = service.engine.max_context
             found = {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": texts}
@@ -86,18 +86,21 @@ def tokens_router(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids, special tokens included."""
         service.check_model(body.model)
+        tokenizer = service.tokenizer
 
         def answered() -> Response:
-            return JSONResponse(
-                {"prompt": service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False)}
-            )
+            highest: int = tokenizer.highest_token_id
+            if max(body.tokens, default=0) > highest:
+                message = f"token id {max(body.tokens)} is no token's: the vocabulary ends with {highest}"
+                raise RequestError(message, "tokens")
+            return JSONResponse({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
 
         return await service.call(answered)
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, str | None]:
         """Special tokens and chat template, for clients that render prompts themselves."""
-        info: dict[str, str | None] = service.engine.tokenizer.info()
+        info: dict[str, str | None] = service.tokenizer.info()
         return info
 
     return router
