@@ -131,6 +131,7 @@ def test_stop_token_ids(make_engine: MakeEngine) -> None:
     place = whole.index(stop)
     answer = ask(engine, PROMPT, 20, stop_token_ids=(stop, 10**6, -1))
     assert (answer.tokens, answer.reason) == (whole[: place + 1], "stop")
+    assert answer.last is not None and answer.last.stopped_by == stop
     wait_idle(engine)
     # What came after the end is not part of the answer: the next turn goes on from the end.
     assert ask(engine, PROMPT, 20).tokens == whole
@@ -154,6 +155,7 @@ def test_the_end_token_and_ignore_eos(make_engine: MakeEngine, texted: ServedMod
         answer = ask(engine, PROMPT, 60, temperature=3.0, seed=seed)
         ends.add(answer.reason)
         assert (answer.reason == "stop") == (answer.tokens[-1] == 5)
+        assert answer.last is not None and answer.last.stopped_by is None
         assert 5 not in answer.tokens[:-1]
         ignoring = ask(engine, PROMPT, 60, temperature=3.0, seed=seed, ignore_eos=True)
         goes_on.add(ignoring.reason)
@@ -179,6 +181,8 @@ def test_stop_texts(make_engine: MakeEngine, texted: ServedModel) -> None:
         text, reason, tokens = stream_text(engine, stop=(stop, "\N{SNOWMAN}"))
         assert (text, reason) == (whole[: whole.index(stop)], "stop")
         assert len(tokens) == whole.index(stop) + len(stop)
+        last = ask(engine, PROMPT, 30, ignore_eos=True, stop=("\N{SNOWMAN}", stop)).last
+        assert last is not None and last.stopped_by == stop
     assert stream_text(engine, stop=(whole[25:] + "!",))[:2] == (whole, "length"), "held-back text was lost"
 
 

@@ -86,6 +86,7 @@ class Control:
     pieces: tuple[str, ...] = ("Hello", ", ", "world")
     delay_s: float = 0.0
     finish_reason: FinishReason = "stop"
+    stopped_by: str | int | None = None
     fail_after: int | None = None
     """Pieces after which the stream raises StorageError."""
     hold: bool = False
@@ -169,7 +170,16 @@ class FakeStream:
         sources = control.sources or TokenSources(computed=prompt)
         tokens = sum(len(piece) for piece in control.pieces)
         times = {"queue_s": 0.05, "prefill_s": 0.2, "decode_s": 0.5}
-        yield 0.0, Chunk("", (), reason, Usage(prompt, tokens, sources, 0.25, 1.5, **times))
+        yield (
+            0.0,
+            Chunk(
+                "",
+                (),
+                reason,
+                Usage(prompt, tokens, sources, 0.25, 1.5, **times),
+                stopped_by=control.stopped_by,
+            ),
+        )
 
 
 class FakeEngine:

@@ -151,6 +151,23 @@ def test_many_prompts(served: RunningServer, prompt: list[Any], stream: bool) ->
     assert (usage["strata"]["prefill_s"], usage["strata"]["decode_s"]) == (0.2, 0.5), "each the longest"
 
 
+@pytest.mark.parametrize("stopped_by", [None, "END", 0])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_stopped_an_answer(
+    served: RunningServer, path: str, stream: bool, stopped_by: str | int | None
+) -> None:
+    served.engine.control = Control(stopped_by=stopped_by)
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "stream": stream}
+    answer = served.http.post(path, json=body)
+    *pieces, last = events_of(answer.text)[:-1] if stream else [answer.json()]
+    assert [piece["choices"][0]["stop_reason"] for piece in pieces] == [None] * len(pieces)
+    assert last["choices"][0]["stop_reason"] == stopped_by
+    assert last["system_fingerprint"] is None
+    if "message" in last["choices"][0]:
+        assert last["choices"][0]["message"]["refusal"] is None
+
+
 def test_token_ids_are_not_tokenised(served: RunningServer) -> None:
     served.http.post("/v1/completions", json={"prompt": [5, 6, 7]}).raise_for_status()
     assert list(served.engine.streams[0].request.prompt_token_ids) == [5, 6, 7]

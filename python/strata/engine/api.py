@@ -174,7 +174,8 @@ class Chunk:
     """A piece of a stream. `text` never ends inside a character. `usage` is set on the last chunk.
 
     `logprobs` has one entry for each of `token_ids` if the request asked for them. `prompt_logprobs` comes with the
-    first token: one entry for each token of the prompt, None for the first, which nothing predicts.
+    first token: one entry for each token of the prompt, None for the first, which nothing predicts. `stopped_by` is
+    which of the request's `stop` or `stop_token_ids` ended it; None where the model itself or a grammar did.
     """
 
     text: str
@@ -183,6 +184,7 @@ class Chunk:
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    stopped_by: str | int | None = None
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ class Sequence:
             self.usage(prefill_rate) if reason else None,
             (sampled.logprob,) if sampled.logprob else (),
             self._whole_prompt_logprobs() if first else (),
+            self._stopped_by(sampled.token_id) if reason == "stop" else None,
         )
 
     def _text(self, token: int) -> tuple[str, FinishReason | None]:
@@ -97,6 +98,9 @@ class Sequence:
         if self.generated >= params.max_tokens:
             return shown + self.text.finish(), "length"
         return shown, None
+
+    def _stopped_by(self, token: int) -> str | int | None:
+        return token if token in self.request.sampling.stop_token_ids else self.text.found
 
     def _whole_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
         if self.request.sampling.prompt_logprobs is None:

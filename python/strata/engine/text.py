@@ -23,6 +23,8 @@ class StoppingText:
         self._include_stop = include_stop
         self._stops = [stop for stop in stops if stop]
         self._pending = ""
+        self.found: str | None = None
+        """The stop text that ended the answer."""
 
     def push(self, token_id: int, may_stop: bool = True) -> tuple[str, bool]:
         """The text that can be shown after this token, and whether a stop text is complete. Where the answer may not
@@ -46,6 +48,7 @@ class StoppingText:
         if found:
             self._pending = ""
             first, stop = min(found)
+            self.found = stop
             return text[: first + len(stop)] if self._include_stop else text[:first], True
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._pending = text[len(text) - held :]

@@ -63,6 +63,7 @@ class ChatDialect:
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": None,
         }
         self._body = body
         self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
@@ -79,7 +80,7 @@ class ChatDialect:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """One choice that is not streamed."""
         text, calls = self._parsed(self._new_choice(), "".join(answer.text), ends=True)
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message = {**message, "content": text or None, "tool_calls": [call.body() for call in calls]}
         return {
@@ -87,6 +88,7 @@ class ChatDialect:
             "message": message,
             "logprobs": self._logprobs(answer.logprobs),
             "finish_reason": _reason(answer.finish_reason, bool(calls)),
+            "stop_reason": answer.stopped_by,
             **self._ids(answer),
         }
 
@@ -111,6 +113,7 @@ class ChatDialect:
             "delta": delta,
             "logprobs": self._logprobs(logprobs),
             "finish_reason": _reason(chunk.finish_reason, choice.calls_said > 0),
+            "stop_reason": answer.stopped_by,
             **self._ids(answer),
         }
 

@@ -27,6 +27,7 @@ class CompletionDialect:
             "object": "text_completion",
             "created": int(time.time()),
             "model": model,
+            "system_fingerprint": None,
         }
         self._body = body
         self._tokenizer = tokenizer
@@ -85,6 +86,7 @@ class CompletionDialect:
             "text": text,
             "logprobs": self._columns[answer.index].take(),
             "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stopped_by,
             **(answer.take_ids() if self._body.return_token_ids else {}),
         }
 

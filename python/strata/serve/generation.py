@@ -57,6 +57,7 @@ class Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     own_prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     finish_reason: str | None = None
+    stopped_by: str | int | None = None
     usage: Usage | None = None
     ids_shown: int | None = None
     """How many of its token ids `take_ids` has given; None before the first time."""
@@ -70,10 +71,11 @@ class Answer:
         """Takes the next chunk in."""
         self.own_prompt_logprobs = chunk.prompt_logprobs or self.own_prompt_logprobs
         self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.stopped_by = chunk.stopped_by
         self.usage = chunk.usage or self.usage
         if self.silent:
             # The engine had to make one token, which nobody asked for, whatever that token says.
-            self.finish_reason = self.finish_reason and "length"
+            self.finish_reason, self.stopped_by = self.finish_reason and "length", None
             self.usage = self.usage and replace(self.usage, completion_tokens=0)
             return
         self.text.append(chunk.text)
