@@ -28,6 +28,7 @@ ADMIN_ROUTES = [
 ]
 USER_ROUTES = [
     ("GET", "/v1/models"),
+    ("GET", "/load"),
     ("GET", "/metrics"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),

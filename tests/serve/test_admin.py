@@ -23,7 +23,11 @@ def test_models(served: RunningServer) -> None:
     cards = list(served.openai.models.list())
     assert [card.id for card in cards] == ["fake-model"]
     assert served.openai.models.retrieve("default").id == "fake-model"
-    assert served.http.get("/v1/models").json()["data"][0]["max_model_len"] == 4096
+    card = served.http.get("/v1/models").json()["data"][0]
+    assert (card["max_model_len"], card["root"], card["parent"]) == (4096, "fake-model", None)
+    assert card["permission"] == []
+    head = served.http.head("/v1/models")
+    assert (head.status_code, head.content) == (200, b"")
     assert served.http.get("/v1/models/gpt-9").status_code == 404
 
 

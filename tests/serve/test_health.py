@@ -30,6 +30,7 @@ def test_a_server_that_serves(served: RunningServer) -> None:
     assert statuses(served.url) == {"/livez": 200, "/health": 200, "/ready": 200, "/readyz": 200}
     assert served.http.get("/livez").json() == {"live": True, "problems": []}
     assert served.http.get("/ready").json() == {"ready": True, "reason": None}
+    assert [served.http.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
     assert served.http.get("/version").json() == {"version": strata.__version__}
 
 
@@ -37,6 +38,15 @@ def test_probes_may_ask_for_the_head_alone(served: RunningServer) -> None:
     for path in ("/livez", "/health", "/ready", "/readyz"):
         answer = served.http.head(path)
         assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_the_load_is_the_answers_under_way(served: RunningServer) -> None:
+    assert served.http.get("/load").json() == {"server_load": 0}
+    served.engine.control.hold = True
+    body = {"prompt": "x", "n": 2, "stream": True}
+    with served.http.stream("POST", "/v1/completions", json=body) as answer:
+        next(answer.iter_lines())
+        assert served.http.get("/load").json() == {"server_load": 2}
 
 
 def test_probes_do_not_wait_behind_clients(served: RunningServer) -> None:
@@ -62,6 +72,7 @@ def test_probes_do_not_wait_behind_clients(served: RunningServer) -> None:
 def test_a_dead_engine_is_neither(served: RunningServer) -> None:
     served.engine.control.dead = True
     assert statuses(served.url) == {"/livez": 503, "/health": 503, "/ready": 503, "/readyz": 503}
+    assert served.http.get("/ping").status_code == 503
     assert served.http.get("/ready").json() == {"ready": False, "reason": "the engine thread ended"}
     metrics = served.http.get("/metrics").text
     assert "strata_engine_alive 0.0" in metrics and "strata_ready 0.0" in metrics

@@ -95,10 +95,14 @@ def admin_router(service: Service) -> APIRouter:
             "object": "model",
             "created": service.created,
             "owned_by": "strata",
+            "root": engine.model_name,
+            "parent": None,
             "max_model_len": engine.max_context,
+            "permission": [],
         }
 
     @router.get("/v1/models")
+    @router.head("/v1/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
         """The one model that is served."""
         return {"object": "list", "data": [model_card()]}
@@ -111,6 +115,8 @@ def admin_router(service: Service) -> APIRouter:
 
     @router.get("/health", responses=NOT_NOW)
     @router.head("/health", include_in_schema=False)
+    @router.get("/ping", include_in_schema=False)
+    @router.post("/ping", include_in_schema=False)
     async def health() -> Response:
         """200 while requests can be answered, 503 after that, with sentences for the operator."""
         state = await service.probe(engine.health)
@@ -120,6 +126,11 @@ def admin_router(service: Service) -> APIRouter:
             "problems": list(state.problems),
         }
         return JSONResponse(body, 200 if state.ok else 503)
+
+    @router.get("/load")
+    async def load() -> dict[str, int]:
+        """How many answers are under way or wait to be, for routers made for vLLM."""
+        return {"server_load": len(service.streams)}
 
     @router.get("/livez", responses=NOT_NOW)
     @router.head("/livez", include_in_schema=False)

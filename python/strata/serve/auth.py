@@ -26,7 +26,7 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-_ANYONE = frozenset({"/", "/favicon.ico", "/health", "/livez", "/ready", "/readyz"})
+_ANYONE = frozenset({"/", "/favicon.ico", "/health", "/ping", "/livez", "/ready", "/readyz"})
 _ANYONE_BELOW = ("/page/",)
 _USER = frozenset(
     {
@@ -35,6 +35,7 @@ _USER = frozenset(
         "/detokenize",
         "/tokenizer_info",
         "/version",
+        "/load",
         "/openapi.json",
     }
 )
