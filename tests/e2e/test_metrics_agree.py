@@ -136,6 +136,10 @@ def test_sources_sum_to_prompt_tokens(server: TinyServer) -> None:
     assert (
         vllm(samples, "request_generation_tokens_sum") == vllm(samples, "generation_tokens_total") == 4 * 40
     )
+    # A step computes the prompts' tokens, or for each answer the one before the next.
+    assert vllm(samples, "iteration_tokens_total_sum") == by_source["computed"] + 3 * 40
+    assert vllm(samples, "request_params_max_tokens_sum") == 4 * 40
+    assert vllm(samples, "request_max_num_generation_tokens_sum") == 4 * 40
     for histogram in (
         "time_to_first_token",
         "e2e_request_latency",

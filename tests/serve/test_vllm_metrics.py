@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from running_server import RunningServer
 
@@ -52,6 +53,9 @@ def test_the_engines_numbers(serve: Callable[..., RunningServer]) -> None:
         "inter_token_latency_seconds_bucket{le=2.5}": 9,
         "inter_token_latency_seconds_bucket{le=+Inf}": 10,
         "inter_token_latency_seconds_sum": 12.5,
+        "iteration_tokens_total_bucket{le=1.0}": 7,
+        "iteration_tokens_total_bucket{le=+Inf}": 8,
+        "iteration_tokens_total_sum": 520,
         "request_success_total{finished_reason=abort}": 6,
     }
     assert {name: samples.get(name) for name in expected} == expected
@@ -69,7 +73,8 @@ def test_what_was_cut_short_is_in_no_histogram(serve: Callable[..., RunningServe
 
 def test_the_requests_numbers(serve: Callable[..., RunningServer]) -> None:
     served = serve(served_model_name="org/tiny")
-    served.http.post("/v1/completions", json={"prompt": "12345678"}).raise_for_status()
+    body = {"prompt": "12345678", "max_tokens": 20}
+    served.http.post("/v1/completions", json=body).raise_for_status()
     samples = samples_of(served)
     expected = {
         "time_to_first_token_seconds_sum": 0.25,
@@ -84,8 +89,27 @@ def test_the_requests_numbers(serve: Callable[..., RunningServer]) -> None:
         "request_prompt_tokens_sum": 8,
         "request_generation_tokens_sum": 12,
         "request_prefill_kv_computed_tokens_sum": 8,
+        "request_params_max_tokens_sum": 20,
+        "request_params_n_sum": 1,
+        "request_max_num_generation_tokens_sum": 12,
         "request_success_total{finished_reason=stop}": 1,
         "request_success_total{finished_reason=length}": 0,
+    }
+    assert {name: samples.get(name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompts_answers_count_once_together(serve: Callable[..., RunningServer], stream: bool) -> None:
+    served = serve(served_model_name="org/tiny")
+    body = {"prompt": ["a", "bc"], "n": 3, "stream": stream}
+    served.http.post("/v1/completions", json=body).raise_for_status()
+    samples = samples_of(served)
+    expected = {
+        "request_params_n_count": 2,
+        "request_params_n_sum": 6,
+        "request_max_num_generation_tokens_sum": 24,
+        "request_generation_tokens_sum": 72,
+        "request_params_max_tokens_sum": 6 * 16,
     }
     assert {name: samples.get(name) for name in expected} == expected
 

@@ -16,11 +16,11 @@ import torch
 
 from strata._core import Plan
 from strata.engine.api import Chunk, SamplingParams, TokenSources
+from strata.engine.histogram import GAPS_S, STEP_TOKENS, Histogram
 from strata.engine.logit_rules import Row
 from strata.engine.logprobs import hidden_logprobs
 from strata.engine.sampler import Sampled, sample_rows
 from strata.engine.sequence import Sequence
-from strata.engine.token_gaps import TokenGaps
 from strata.errors import CapacityError, RequestError, StrataError
 
 _log = logging.getLogger("strata.engine")
@@ -51,7 +51,8 @@ class Answers:
         """The last token of every request whose next row may need it."""
         self.prefill_rate: float | None = None
         """Prompt tokens computed in a second, if measured yet."""
-        self.token_gaps = TokenGaps()
+        self.token_gaps = Histogram("token_gap", "sum_s", GAPS_S)
+        self.step_tokens = Histogram("step_tokens", "sum", STEP_TOKENS)
         self.draining = False
 
     # --- from any thread --------------------------------------------------------------------------------------
@@ -162,6 +163,7 @@ class Answers:
 
     def take(self, plan: Plan, sampled: dict[int, Sampled]) -> Taken:
         """Adds the tokens of a step that succeeded to their answers."""
+        self.step_tokens.add(sum(plan.query_lengths))
         finished: set[int] = set()
         chunks: list[tuple[Sequence, Chunk]] = []
         for number, token in sampled.items():

@@ -295,7 +295,7 @@ class Engine:
         flat["prefilled_tokens"] = float(self._prefilled_tokens)
         flat["prefill_tokens_per_s"] = self._answers.prefill_rate or 0.0
         flat["page_bytes"] = float(self._sizes.page_bytes)
-        return flat | self._answers.token_gaps.stats()
+        return flat | self._answers.token_gaps.stats() | self._answers.step_tokens.stats()
 
     def tiers(self) -> list[TierReport]:
         """One report a tier, from the device down."""

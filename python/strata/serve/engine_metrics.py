@@ -131,6 +131,9 @@ class EngineCollector(Collector):
         yield _histogram(
             stats, "token_gap", "vllm:inter_token_latency_seconds", "Seconds between two tokens", self._labels
         )
+        yield _histogram(
+            stats, "step_tokens", "vllm:iteration_tokens_total", "Tokens computed in a step", self._labels
+        )
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         metric = GaugeMetricFamily(f"vllm:{name}", doc, labels=LABEL_NAMES)
@@ -210,14 +213,15 @@ def _tiers(reports: list[TierReport]) -> Iterator[Metric]:
 def _histogram(
     stats: dict[str, float], entry: str, name: str, doc: str, labels: Labels | tuple[()] = ()
 ) -> Metric:
-    """Takes the engine's classes `ENTRY_le_END`, `ENTRY_count` and `ENTRY_sum_s` out of `stats` and makes one histogram
-    of them."""
+    """Takes the engine's classes `ENTRY_le_END`, `ENTRY_count` and `ENTRY_sum`, of times `ENTRY_sum_s`, out of `stats`
+    and makes one histogram of them."""
     prefix = f"{entry}_le_"
     ends = sorted((float(key.removeprefix(prefix)), key) for key in stats if key.startswith(prefix))
     buckets = [(str(end), stats.pop(key)) for end, key in ends]
     buckets.append(("+Inf", stats.pop(f"{entry}_count", 0.0)))
     metric = HistogramMetricFamily(name, doc, labels=LABEL_NAMES if labels else ())
-    metric.add_metric(labels, buckets, stats.pop(f"{entry}_sum_s", 0.0))
+    total = stats.pop(f"{entry}_sum", 0.0) + stats.pop(f"{entry}_sum_s", 0.0)
+    metric.add_metric(labels, buckets, total)
     return metric
 
 

@@ -8,7 +8,7 @@ differ only in their `Dialect`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,6 +47,7 @@ class Answer:
     index: int
     prompt: Sequence[int]
     stream: RequestStream
+    max_tokens: int
     first: Answer | None = None
     """The first choice of the same prompt, if this is another one: it has the prompt's log probabilities for all."""
     silent: bool = False
@@ -162,7 +163,10 @@ def _submit(
             for number in range(body.choices()):
                 stream = service.observer.submit(_choice(request, number))
                 scored = first is None and sampling.prompt_logprobs is not None
-                answers.append(Answer(len(answers), request.prompt_token_ids, stream, first, silent, scored))
+                most = request.sampling.max_tokens
+                answers.append(
+                    Answer(len(answers), request.prompt_token_ids, stream, most, first, silent, scored)
+                )
                 first = first or answers[-1]
     except BaseException:
         _abort([answer.stream for answer in answers])
@@ -299,9 +303,11 @@ async def _pieces(service: Service, answers: Sequence[Answer]) -> AsyncGenerator
         async with aclosing(_one(answers[0]) if len(answers) == 1 else _several(answers)) as chunks:
             async for answer, chunk in chunks:
                 if chunk.finish_reason is not None:
-                    _finished(service, chunk)
+                    _finished(service, answer, chunk)
                 pieces += 1
                 yield answer, chunk
+        for counts in _answer_tokens(answers):
+            service.metrics.requests.observe_prompt(counts)
     except (asyncio.CancelledError, GeneratorExit):
         service.metrics.cut.inc()
         request_log.log_cut(pieces)
@@ -358,9 +364,17 @@ async def _next(iterator: AsyncIterator[Chunk]) -> Chunk:
     return chunk
 
 
-def _finished(service: Service, chunk: Chunk) -> None:
+def _answer_tokens(answers: Sequence[Answer]) -> Collection[list[int]]:
+    """How many tokens each answer has, for each prompt."""
+    counts: dict[Answer, list[int]] = {}
+    for answer in answers:
+        counts.setdefault(answer.first or answer, []).append(len(answer.token_ids))
+    return counts.values()
+
+
+def _finished(service: Service, answer: Answer, chunk: Chunk) -> None:
     if chunk.usage is not None and chunk.finish_reason is not None:
-        service.metrics.observe(chunk.usage, chunk.finish_reason)
+        service.metrics.observe(chunk.usage, chunk.finish_reason, answer.max_tokens)
         request_log.log_finished(chunk.usage)
     if chunk.finish_reason == "abort":
         raise ApiError(

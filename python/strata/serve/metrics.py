@@ -27,7 +27,7 @@ class ServerMetrics:
         self._registry = registry = CollectorRegistry()
         model_name = config.model.served_model_name or engine.model_name
         registry.register(EngineCollector(engine, model_name, config.cache.page_size))
-        self._requests = RequestMetrics(engine, model_name, registry)
+        self.requests = RequestMetrics(engine, model_name, registry)
         ProcessCollector(registry=registry)
         build = Gauge("strata_build_info", "The version that runs", ["version"], registry=registry)
         build.labels(__version__).set(1)
@@ -69,12 +69,13 @@ class ServerMetrics:
             "strata_answers_cut", "Answers whose client left, or that a stop cut", registry=registry
         )
 
-    def observe(self, usage: Usage, reason: str) -> None:
-        """Counts one finished request. What was cut short says nothing about times and lengths."""
+    def observe(self, usage: Usage, reason: str, max_tokens: int) -> None:
+        """Counts one finished request, whose answer might have had `max_tokens`. What was cut short says nothing about
+        times and lengths."""
         self.finished.labels(reason).inc()
         if reason == "abort":
             return
-        self._requests.observe(usage, reason)
+        self.requests.observe(usage, reason, max_tokens)
         self.ttft_seconds.observe(usage.ttft_s)
         self.ttft_by_source.labels(main_source(usage)).observe(usage.ttft_s)
         self.saved_seconds.inc(max(0.0, usage.saved_s))

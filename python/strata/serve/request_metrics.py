@@ -6,7 +6,7 @@ A request counts when its last chunk is taken, which those that the client left 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -29,6 +29,7 @@ _REQUEST_S = (
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 """vLLM's ends, and three below them: what comes out of the cache takes less than 0.3 s."""
+_ANSWERS = (1.0, 2.0, 5.0, 10.0, 20.0)
 _TOKENS = tuple(float(digit * 10**power) for power in range(7) for digit in (1, 2, 5))
 
 
@@ -69,10 +70,22 @@ class RequestMetrics:
         self._computed = histogram(
             "request_prefill_kv_computed_tokens", "Prompt tokens of a request that no tier held", _TOKENS
         )
+        self._limit = histogram(
+            "request_params_max_tokens", "Tokens that a request may generate at most", _TOKENS
+        )
+        self._answers = histogram("request_params_n", "Answers that a prompt was to have", _ANSWERS)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest of a prompt's answers", _TOKENS
+        )
         self._endings = _Endings(engine, model_name)
         registry.register(self._endings)
 
-    def observe(self, usage: Usage, reason: str) -> None:
+    def observe_prompt(self, answer_tokens: Sequence[int]) -> None:
+        """Counts one prompt, all of whose answers have ended, by their tokens."""
+        self._answers.observe(len(answer_tokens))
+        self._longest.observe(max(answer_tokens))
+
+    def observe(self, usage: Usage, reason: str, max_tokens: int) -> None:
         """Counts one request that has ended."""
         self._endings.count(reason)
         self._ttft.observe(usage.ttft_s)
@@ -86,6 +99,7 @@ class RequestMetrics:
         self._prompt.observe(usage.prompt_tokens)
         self._generated.observe(usage.completion_tokens)
         self._computed.observe(usage.sources.computed)
+        self._limit.observe(max_tokens)
 
 
 class _Endings(Collector):
