@@ -71,7 +71,7 @@ class FakeTokenizer:
         **variables: Any,
     ) -> str:
         said = "".join(
-            f"<{message['role']}>{message['content']}"
+            f"<{message['role']}>{message.get('reasoning_content', '')}{message['content']}"
             + "".join(f"<call>{call['function']['arguments']}" for call in message.get("tool_calls", ()))
             for message in messages
         )

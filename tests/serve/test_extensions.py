@@ -227,6 +227,14 @@ def test_tool_messages_reach_the_template(served: RunningServer) -> None:
     assert prompt == "<user>Hi<assistant><call>{'city': 'Bonn'}<tool>rain<assistant>"
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_an_assistant_thought_reaches_the_template(served: RunningServer, name: str) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", name: "Hm. ", "content": "Hello"}, *CHAT["messages"]]
+    served.http.post("/v1/chat/completions", json={"messages": messages}).raise_for_status()
+    prompt = served.engine.tokenizer.decode(served.engine.streams[0].request.prompt_token_ids)
+    assert prompt == "<user>Hi<assistant>Hm. Hello<user>Hi<assistant>"
+
+
 @pytest.mark.parametrize(
     ("text", "shown", "calls"),
     [

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field
 
 from strata.serve.errors import ApiError
 
@@ -64,6 +64,9 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = Field(None, fail_fast=True)
     tool_call_id: str | None = None
@@ -74,7 +77,11 @@ class ChatMessage(BaseModel):
         message: dict[str, Any] = {"role": role, "content": self._text()}
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        extra = {"name": self.name, "tool_call_id": self.tool_call_id}
+        extra = {
+            "reasoning_content": self.reasoning_content,
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+        }
         return {**message, **{name: value for name, value in extra.items() if value is not None}}
 
     def _text(self) -> str:
