@@ -71,6 +71,9 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CompletionAnswer(TypedDict):
@@ -80,6 +83,7 @@ class CompletionAnswer(TypedDict):
     object: str
     created: int
     model: str
+    system_fingerprint: None
     choices: list[CompletionChoice]
     usage: AnswerUsage
 
@@ -104,6 +108,7 @@ class AnswerMessage(TypedDict):
 
     role: str
     content: str | None
+    refusal: None
     tool_calls: NotRequired[list[AnsweredToolCall]]
 
 
@@ -134,6 +139,8 @@ class ChatChoice(TypedDict):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatAnswer(TypedDict):
@@ -143,6 +150,8 @@ class ChatAnswer(TypedDict):
     object: str
     created: int
     model: str
+    system_fingerprint: None
+    prompt_token_ids: NotRequired[list[int]]
     choices: list[ChatChoice]
     usage: AnswerUsage
 
