@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from engine_harness import MakeEngine, Sizes, tiny_served, wait_idle
@@ -130,9 +131,27 @@ def test_what_cannot_be_done_is_refused(
     make_engine: MakeEngine, spoken: ServedModel, grammar: Grammar, words: str
 ) -> None:
     engine = make_engine(served=spoken)
-    with pytest.raises(RequestError, match=re.escape(words)):
-        engine.submit(GenerationRequest(PROMPT, SamplingParams(grammar=grammar)))
+    asked = replace(grammar, asked_as="guided_json")
+    with pytest.raises(RequestError, match=re.escape(words)) as caught:
+        engine.submit(GenerationRequest(PROMPT, SamplingParams(grammar=asked)))
+    assert caught.value.field == "guided_json"
     wait_idle(engine)
+
+
+def test_a_grammar_that_grows_too_complex_is_named() -> None:
+    class Exhausted:
+        def consume_token(self, token: int) -> bool:
+            return False
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "too many states"
+
+    with pytest.raises(RequestError, match="too many states; ask for a simpler one") as caught:
+        grammars.GrammarState(Exhausted(), 8, "guided_regex").take(1)
+    assert caught.value.field == "guided_regex"
 
 
 def test_an_engine_without_tokenizer_has_no_grammars(make_engine: MakeEngine) -> None:
