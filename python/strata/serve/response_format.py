@@ -14,6 +14,7 @@ from strata.engine.api import Grammar
 from strata.serve.errors import ApiError
 
 _ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
+_SHOWN = 80
 Schema = dict[str, Any] | bool | str
 
 
@@ -33,7 +34,7 @@ class _Form(BaseModel):
         """Raises ApiError 400."""
         for name, value in (self.model_extra or {}).items():
             if value is not None and value is not False:
-                message = f"{field}.{name} is not supported; leave it out, and use {known}"
+                message = f"{field}.{name[:_SHOWN]} is not supported; leave it out, and use {known}"
                 raise ApiError(400, message, "unsupported_value", field)
 
 
