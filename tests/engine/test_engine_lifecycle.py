@@ -227,14 +227,17 @@ def test_a_reader_whose_loop_is_gone(make_engine: MakeEngine, served: ServedMode
     assert engine.health().ok
 
 
-def test_what_can_never_fit_is_refused_with_both_numbers(make_engine: MakeEngine) -> None:
+def test_what_can_never_fit_is_refused_with_both_numbers(
+    make_engine: MakeEngine, served: ServedModel
+) -> None:
     engine = make_engine(sizes=Sizes(device=10))
     fits = [place % 97 for place in range(36)]
     assert len(ask(engine, fits, 5).tokens) == 5, "40 places hold 36 tokens and the 4 that are computed from"
     with pytest.raises(RequestError, match=r"36.*41"):
         submit(engine, fits, 6)
-    with pytest.raises(RequestError, match=r"500.*41"):
+    with pytest.raises(RequestError, match=r"500.*41.* that --device-memory leaves of the model's 65536"):
         submit(engine, [1] * 500, 1)
+    assert engine.context.whole_bytes == 65536 // 4 * Sizes(page=4).page_bytes(served.model)
     wait_idle(engine)
 
 

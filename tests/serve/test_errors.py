@@ -12,6 +12,7 @@ from fake_engine import Control
 from pydantic import BaseModel, ValidationError
 from running_server import RunningServer
 
+from strata.engine.context import ContextBounds
 from strata.serve.chat import ChatBody
 from strata.serve.protocol import CompletionBody, DemoteBody
 
@@ -218,6 +219,16 @@ def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
         served.openai.completions.create(model="default", prompt="x" * 5000)
     assert caught.value.code == "context_length_exceeded"
     assert "5000" in str(caught.value) and "4096" in str(caught.value)
+
+
+def test_a_context_that_memory_bounds_is_not_blamed_on_the_model(served: RunningServer) -> None:
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=(377 << 20) + 1)
+    for prompt, max_tokens in (("x" * 5000, 1), ("x" * 2000, 1000), ("x" * 3_000_000, 1)):
+        answer = served.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": max_tokens})
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert "the context of 2272 tokens that --device-memory leaves of the model's 8192" in message
+        assert message.endswith("or serve with --device-memory 378MiB"), "rounded up, so that it is enough"
 
 
 def test_a_prompt_of_megabytes_is_refused_not_cut(served: RunningServer) -> None:

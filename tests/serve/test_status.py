@@ -14,6 +14,7 @@ from running_server import RunningServer, wait_until
 
 from strata.config import StrataConfig
 from strata.engine.api import Progress, TokenSources
+from strata.engine.context import ContextBounds
 from strata.errors import StrataError
 from strata.serve.app import create_app
 from strata.serve.status import status_of
@@ -167,6 +168,14 @@ def test_faults_and_problems_show_once_there_are_any(serve: Callable[..., Runnin
         "what"
     ]
     assert not body["ok"] and body["problems"] == ["the engine thread ended"] and body["waiting"] == []
+
+
+def test_a_context_that_memory_bounds_is_pointed_out(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=377 << 20)
+    (note,) = status(served)["notes"]
+    assert note.startswith("the context is 2,272 tokens and not the model's 8,192")
+    assert note.endswith("--device-memory 377MiB holds all")
 
 
 def test_a_template_that_writes_the_date_is_pointed_out(serve: Callable[..., RunningServer]) -> None:

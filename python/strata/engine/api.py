@@ -15,6 +15,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from strata.engine.context import ContextBounds
+
 TIERS: tuple[str, ...] = ("device", "host", "disk")
 """Tier names from the fastest down, as flags, JSON and metrics spell them."""
 
@@ -251,8 +253,12 @@ class EngineProtocol(Protocol):
     """What the server needs. `strata.engine.Engine` implements it; tests use a fake."""
 
     model_name: str
-    max_context: int
+    context: ContextBounds
     tokenizer: Any  # strata.models.tokenizer.Tokenizer: encode, decode, apply_chat_template
+
+    @property
+    def max_context(self) -> int:
+        """`context.tokens`."""
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""

@@ -108,8 +108,7 @@ class Engine:
             raise
         self.model_name = config.model.served_model_name or self._served.name
         self.tokenizer = self._served.tokenizer
-        device_tokens = self._sizes.device_pages * config.cache.page_size
-        self.max_context = min(model.config.context_length, device_tokens)
+        self.context = self._sizes.context(model.config.context_length, page_size)
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)
         self._answers = Answers(config.scheduler.max_running, config.scheduler.max_waiting)
@@ -136,10 +135,15 @@ class Engine:
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 
+    @property
+    def max_context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.context.tokens
+
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
         vocabulary = self._served.model.config.vocab_size
-        prompt = checked_prompt(request, vocabulary, self.max_context)
+        prompt = checked_prompt(request, vocabulary, self.context)
         self._check_alive()
         sampling = request.sampling
         eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()

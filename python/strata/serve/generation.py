@@ -204,26 +204,26 @@ def _request(
     default_max_tokens: int | None,
 ) -> GenerationRequest:
     """Raises ApiError 400 for a prompt that is empty or does not fit: nothing is ever cut."""
-    context = service.engine.max_context
+    context = service.engine.context
     if not ids:
         raise ApiError(400, "the prompt is empty; send at least one token", "empty_prompt", body.prompt_field)
-    if len(ids) >= context:
+    if len(ids) >= context.tokens:
         raise ApiError(
             400,
-            f"the prompt has {len(ids)} tokens, and the model's context of {context} tokens must hold it and "
-            "at least one new token; shorten the prompt",
+            f"the prompt has {len(ids)} tokens, and {context.name} must hold it and at least one new "
+            f"token; shorten the prompt{context.or_more}",
             "context_length_exceeded",
             body.prompt_field,
         )
-    room = context - len(ids)
+    room = context.tokens - len(ids)
     asked = body.token_limit()
     limit = min(default_max_tokens or room, room) if asked is None else max(asked, 1)
     if limit > room:
         raise ApiError(
             400,
             f"the prompt has {len(ids)} tokens and max_tokens asks for {limit} more, together "
-            f"{len(ids) + limit}; the model's context has {context}: shorten the prompt or lower max_tokens "
-            f"to {room}",
+            f"{len(ids) + limit}; that is more than {context.name}: shorten the prompt or lower max_tokens to "
+            f"{room}{context.or_more}",
             "context_length_exceeded",
             "max_tokens",
         )

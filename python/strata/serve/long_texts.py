@@ -18,15 +18,15 @@ def encode_within_context(
 ) -> list[int]:
     """The text's tokens. Raises ApiError 400 for one that cannot fit and is too long to be counted out."""
     encode = engine.tokenizer.encode
-    context = engine.max_context
-    look = context * _LOOK_CHARACTERS
+    context = engine.context
+    look = context.tokens * _LOOK_CHARACTERS
     if len(text) > 2 * look:
         found = len(encode(text[:look], add_special_tokens=add_special_tokens))
-        if found > _CERTAIN * context:
+        if found > _CERTAIN * context.tokens:
             raise ApiError(
                 400,
-                f"the prompt's first {look:,} of {len(text):,} characters alone have {found} tokens, and the model's "
-                f"context of {context} tokens must hold the whole and at least one new token; shorten the prompt",
+                f"the prompt's first {look:,} of {len(text):,} characters alone have {found} tokens, and "
+                f"{context.name} must hold the whole and at least one new token; shorten the prompt{context.or_more}",
                 "context_length_exceeded",
                 param,
             )

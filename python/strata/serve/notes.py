@@ -6,10 +6,24 @@ from datetime import date
 
 from strata.config import StrataConfig
 from strata.engine.api import EngineProtocol
+from strata.engine.context import ContextBounds
 
 
 def start_notes(engine: EngineProtocol, config: StrataConfig) -> list[str]:
     """Sentences; none for most servers."""
+    return [*_of_context(engine.context), *_of_date(engine, config)]
+
+
+def _of_context(context: ContextBounds) -> list[str]:
+    if not context.by_device:
+        return []
+    return [
+        f"the context is {context.tokens:,} tokens and not the model's {context.model:,}, since the device tier "
+        f"holds no more; {context.whole_flag} holds all"
+    ]
+
+
+def _of_date(engine: EngineProtocol, config: StrataConfig) -> list[str]:
     day, tokenizer = config.model.chat_template_date, engine.tokenizer
     if day or tokenizer is None or not tokenizer.template_writes_date:
         return []
