@@ -183,6 +183,7 @@ class FakeEngine:
         self.model_name = "fake-model"
         self.context = ContextBounds(model=4096, device=1 << 20, whole_bytes=GIB)
         self.tokenizer = FakeTokenizer()
+        self.sampling_defaults: dict[str, float] = {}
         self.control = Control()
         self.streams: list[FakeStream] = []
         self.submit_threads: set[str] = set()

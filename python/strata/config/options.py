@@ -88,6 +88,15 @@ class ModelOptions:
     served_model_name: str = field(
         default="", metadata=text("model name that clients use; empty: the model's own")
     )
+    generation_config: str = field(
+        default="auto",
+        metadata=choice(
+            "how requests are sampled that do not say so: auto as the model's generation_config.json says, none by "
+            "OpenAI's defaults",
+            "auto",
+            "none",
+        ),
+    )
     threads: int = field(
         default=0, metadata=count("threads that compute; 0: one for each usable core", 0, 1024)
     )

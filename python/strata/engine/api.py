@@ -6,7 +6,7 @@ also when the request is aborted or the engine stops. Errors that end a request 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -255,6 +255,8 @@ class EngineProtocol(Protocol):
     model_name: str
     context: ContextBounds
     tokenizer: Any  # strata.models.tokenizer.Tokenizer: encode, decode, apply_chat_template
+    sampling_defaults: Mapping[str, float]
+    """What the model's makers want for fields that a request leaves out, by the name of the field."""
 
     @property
     def max_context(self) -> int:

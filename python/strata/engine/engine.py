@@ -108,6 +108,7 @@ class Engine:
             raise
         self.model_name = config.model.served_model_name or self._served.name
         self.tokenizer = self._served.tokenizer
+        self.sampling_defaults = self._served.sampling_defaults
         self.context = self._sizes.context(model.config.context_length, page_size)
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)

@@ -8,7 +8,7 @@ differ only in their `Dialect`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -104,7 +104,8 @@ async def respond(
     default_max_tokens: int | None,
     dialect: Dialect,
 ) -> Response:
-    """Answers one request, streamed or not. `default_max_tokens` None means the rest of the context."""
+    """Answers one request, streamed or not. `default_max_tokens` None means what the model's makers
+    want, or else the rest of the context."""
     body.cache_salt = salt_of(request.scope, service.config.server, body.cache_salt or "")
     answers = await service.call(_submit, service, body, tokenize, default_max_tokens)
     streams = [answer.stream for answer in answers]
@@ -139,10 +140,13 @@ def _submit(
     service.check_alive()
     # Before anything is done for any of them.
     _check_choices(service, body.prompt_count() * body.choices())
+    defaults = service.engine.sampling_defaults
+    _fill_in(body, defaults)
     sampling = body.sampling()
     prompts = tokenize()
     _check_prompt_logprobs(sampling, sum(map(len, prompts)))
-    requests = [_request(service, body, sampling, ids, default_max_tokens) for ids in prompts]
+    longest = default_max_tokens or int(defaults.get("max_tokens", 0)) or None
+    requests = [_request(service, body, sampling, ids, longest) for ids in prompts]
     silent = body.token_limit() == 0
     answers: list[Answer] = []
     try:
@@ -157,6 +161,13 @@ def _submit(
         _abort([answer.stream for answer in answers])
         raise
     return answers
+
+
+def _fill_in(body: GenerationBody, defaults: Mapping[str, float]) -> None:
+    """What the request leaves out of how to sample is as the model's makers want it."""
+    for name, value in defaults.items():
+        if name != "max_tokens" and getattr(body, name) is None:
+            setattr(body, name, value)
 
 
 def _check_choices(service: Service, choices: int) -> None:

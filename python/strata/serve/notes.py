@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import date
 
 from strata.config import StrataConfig
@@ -11,7 +12,7 @@ from strata.engine.context import ContextBounds
 
 def start_notes(engine: EngineProtocol, config: StrataConfig) -> list[str]:
     """Sentences; none for most servers."""
-    return [*_of_context(engine.context), *_of_date(engine, config)]
+    return [*_of_context(engine.context), *_of_sampling(engine.sampling_defaults), *_of_date(engine, config)]
 
 
 def _of_context(context: ContextBounds) -> list[str]:
@@ -20,6 +21,17 @@ def _of_context(context: ContextBounds) -> list[str]:
     return [
         f"the context is {context.tokens:,} tokens and not the model's {context.model:,}, since the device tier "
         f"holds no more; {context.whole_flag} holds all"
+    ]
+
+
+def _of_sampling(defaults: Mapping[str, float]) -> list[str]:
+    if not defaults:
+        return []
+    values = ", ".join(f"{name} {value:g}" for name, value in defaults.items() if name != "max_tokens")
+    limit = f"max_tokens {defaults['max_tokens']:.0f} of chats" if "max_tokens" in defaults else ""
+    return [
+        f"the model's generation_config.json gives {', '.join(filter(None, (values, limit)))} to requests that leave "
+        "them out; --generation-config none takes OpenAI's defaults"
     ]
 
 
