@@ -231,6 +231,20 @@ def test_a_context_that_memory_bounds_is_not_blamed_on_the_model(served: Running
         assert message.endswith("or serve with --device-memory 378MiB"), "rounded up, so that it is enough"
 
 
+def test_a_context_that_is_bounded_by_choice_says_so(served: RunningServer) -> None:
+    served.engine.context = ContextBounds(model=8192, device=9000, whole_bytes=1, chosen=4000)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 5000}).json()["error"]["message"]
+    assert "the context of 4000 tokens that --max-model-len sets (the model's own: 8192)" in answer
+    assert answer.endswith("shorten the prompt, or serve with a larger --max-model-len")
+    assert served.http.get("/v1/models").json()["data"][0]["max_model_len"] == 4000
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=1 << 20, chosen=4000)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 5000}).json()["error"]["message"]
+    assert "2272 tokens that --device-memory leaves of --max-model-len 4000" in answer
+    served.engine.context = ContextBounds(model=8192, device=9000, whole_bytes=1, chosen=8192)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 8192}).json()["error"]["message"]
+    assert "the model's context of 8192 tokens" in answer and answer.endswith("shorten the prompt")
+
+
 def test_a_prompt_of_megabytes_is_refused_not_cut(served: RunningServer) -> None:
     for prompt, words in (
         ("x" * 120_000, "the prompt has 120000 tokens"),

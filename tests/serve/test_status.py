@@ -174,7 +174,7 @@ def test_a_context_that_memory_bounds_is_pointed_out(serve: Callable[..., Runnin
     served = serve()
     served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=377 << 20)
     (note,) = status(served)["notes"]
-    assert note.startswith("the context is 2,272 tokens and not the model's 8,192")
+    assert note.startswith("the context is 2,272 tokens and not the model's 8192")
     assert note.endswith("--device-memory 377MiB holds all")
 
 

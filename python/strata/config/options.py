@@ -88,6 +88,12 @@ class ModelOptions:
     served_model_name: str = field(
         default="", metadata=text("model name that clients use; empty: the model's own")
     )
+    max_model_len: int = field(
+        default=0,
+        metadata=count(
+            "most tokens of a prompt and its answer together; 0: the model's own length", 0, 1 << 30
+        ),
+    )
     generation_config: str = field(
         default="auto",
         metadata=choice(

@@ -90,8 +90,9 @@ class Engine:
         self.config = config
         model = self._served.model
         self._sizes = PoolSizes.of(model, config.cache, device_memory(config, device), grows=device is None)
-        options = runtime_options(self._served, config, self._sizes)
         page_size = config.cache.page_size
+        self.context = self._sizes.context(model.config.context_length, page_size, config.model.max_model_len)
+        options = runtime_options(self._served, config, self._sizes)
         self._tier: DeviceTier = (
             CpuTier(model, self._sizes.device_pages, page_size)
             if device is None
@@ -109,7 +110,6 @@ class Engine:
         self.model_name = config.model.served_model_name or self._served.name
         self.tokenizer = self._served.tokenizer
         self.sampling_defaults = self._served.sampling_defaults
-        self.context = self._sizes.context(model.config.context_length, page_size)
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)
         self._answers = Answers(config.scheduler.max_running, config.scheduler.max_waiting)

@@ -55,10 +55,11 @@ class PoolSizes:
         most = max(host_pages, room) if grows else host_pages
         return cls(token_bytes, page_bytes, device_pages, host_pages, most, threads)
 
-    def context(self, model_length: int, page_size: int) -> ContextBounds:
-        """What bounds a prompt and its answer on a model of `model_length` tokens."""
-        whole = -(-model_length // page_size) * self.page_bytes
-        return ContextBounds(model_length, self.device_pages * page_size, whole)
+    def context(self, model_length: int, page_size: int, chosen: int) -> ContextBounds:
+        """What bounds a prompt and its answer on a model of `model_length` tokens under `--max-model-len`. Raises
+        ConfigError if that is more."""
+        whole = -(-(chosen or model_length) // page_size) * self.page_bytes
+        return ContextBounds(model_length, self.device_pages * page_size, whole, chosen)
 
 
 def device_memory(config: StrataConfig, device: CudaRuntime | None) -> int | None:

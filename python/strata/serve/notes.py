@@ -19,7 +19,7 @@ def _of_context(context: ContextBounds) -> list[str]:
     if not context.by_device:
         return []
     return [
-        f"the context is {context.tokens:,} tokens and not the model's {context.model:,}, since the device tier "
+        f"the context is {context.tokens:,} tokens and not {context.whole_name}, since the device tier "
         f"holds no more; {context.whole_flag} holds all"
     ]
 
