@@ -70,6 +70,19 @@ class TestSources:
     def test_a_switch(self, flags: tuple[str, ...], expected: bool) -> None:
         assert read(*flags).server.insecure is expected
 
+    @pytest.mark.parametrize(
+        ("flags", "variables"),
+        [
+            (("--served-model-name", "a", "b/c"), {}),
+            (("--served-model-name", "a,b/c"), {}),
+            (("--served-model-name=a", "--served-model-name", "b/c"), {}),
+            ((), {"STRATA_SERVED_MODEL_NAME": "a, b/c"}),
+        ],
+    )
+    def test_several_names(self, flags: tuple[str, ...], variables: dict[str, str]) -> None:
+        assert read(*flags, **variables).model.names("own") == ("a", "b/c")
+        assert read().model.names("own") == ("own",)
+
     def test_an_argument_without_a_flag_is_the_model_of_a_server(self) -> None:
         variables = {"STRATA_DISK_CAPACITY": "0", "STRATA_MODEL": "another"}
 

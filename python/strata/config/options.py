@@ -85,8 +85,12 @@ class ModelOptions:
             "float16",
         ),
     )
-    served_model_name: str = field(
-        default="", metadata=text("model name that clients use; empty: the model's own")
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata=texts(
+            "names by which clients know the model; answers carry the first; empty: the model's own; `default` always "
+            "does as well"
+        ),
     )
     max_model_len: int = field(
         default=0,
@@ -116,6 +120,10 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_part(self)
+
+    def names(self, own: str) -> tuple[str, ...]:
+        """By which clients know the model, whose own name is `own`; answers carry the first."""
+        return self.served_model_name or (own,)
 
 
 @dataclass(frozen=True)

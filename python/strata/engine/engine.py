@@ -107,7 +107,7 @@ class Engine:
         except BaseException:
             self._tier.close()
             raise
-        self.model_name = config.model.served_model_name or self._served.name
+        self.model_name = config.model.names(self._served.name)[0]
         self.tokenizer = self._served.tokenizer
         self.sampling_defaults = self._served.sampling_defaults
         self._disk_path = config.cache.disk_path
