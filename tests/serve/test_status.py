@@ -170,6 +170,18 @@ def test_faults_and_problems_show_once_there_are_any(serve: Callable[..., Runnin
     assert not body["ok"] and body["problems"] == ["the engine thread ended"] and body["waiting"] == []
 
 
+def test_an_address_that_anybody_can_reach_is_pointed_out(serve: Callable[..., RunningServer]) -> None:
+    (note,) = status(serve(host="0.0.0.0", insecure=True))["notes"]
+    assert (
+        "everybody who reaches --host 0.0.0.0 can ask and flush the cache" in note and "--api-key KEY" in note
+    )
+    guarded = serve(host="0.0.0.0", insecure=True, admin_api_key="boss")
+    answer = guarded.http.get("/status", headers={"Authorization": "Bearer boss"})
+    (note,) = answer.json()["notes"]
+    assert "can ask;" in note, "to flush takes the operators' key"
+    assert status(serve(insecure=True))["notes"] == [], "only this machine reaches it"
+
+
 def test_a_context_that_memory_bounds_is_pointed_out(serve: Callable[..., RunningServer]) -> None:
     served = serve()
     served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=377 << 20)

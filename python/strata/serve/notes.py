@@ -5,14 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 
-from strata.config import StrataConfig
+from strata.config import ServerOptions, StrataConfig
 from strata.engine.api import EngineProtocol
 from strata.engine.context import ContextBounds
+from strata.serve.binding import is_loopback
 
 
 def start_notes(engine: EngineProtocol, config: StrataConfig) -> list[str]:
     """Sentences; none for most servers."""
-    return [*_of_context(engine.context), *_of_sampling(engine.sampling_defaults), *_of_date(engine, config)]
+    return [
+        *_of_exposure(config.server),
+        *_of_context(engine.context),
+        *_of_sampling(engine.sampling_defaults),
+        *_of_date(engine, config),
+    ]
+
+
+def _of_exposure(options: ServerOptions) -> list[str]:
+    if options.api_key or is_loopback(options):
+        return []
+    can = "ask" if options.admin_api_key else "ask and flush the cache"
+    return [
+        f"there is no key (--insecure), so everybody who reaches --host {options.host or '(any)'} can {can}; "
+        "--api-key KEY (better in the variable STRATA_API_KEY) lets in only those who have it"
+    ]
 
 
 def _of_context(context: ContextBounds) -> list[str]:
