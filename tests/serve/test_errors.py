@@ -239,7 +239,7 @@ def test_a_context_that_is_bounded_by_choice_says_so(served: RunningServer) -> N
     assert served.http.get("/v1/models").json()["data"][0]["max_model_len"] == 4000
     served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=1 << 20, chosen=4000)
     answer = served.http.post("/v1/completions", json={"prompt": "x" * 5000}).json()["error"]["message"]
-    assert "2272 tokens that --device-memory leaves of --max-model-len 4000" in answer
+    assert "2272 tokens that --device-memory leaves of the 4000 of --max-model-len" in answer
     served.engine.context = ContextBounds(model=8192, device=9000, whole_bytes=1, chosen=8192)
     answer = served.http.post("/v1/completions", json={"prompt": "x" * 8192}).json()["error"]["message"]
     assert "the model's context of 8192 tokens" in answer and answer.endswith("shorten the prompt")

@@ -55,7 +55,11 @@ class ContextBounds:
     @property
     def whole_name(self) -> str:
         """What the device tier should hold, in words."""
-        return f"the model's {self.model}" if self.asked == self.model else f"--max-model-len {self.chosen}"
+        return (
+            f"the model's {self.model}"
+            if self.asked == self.model
+            else f"the {self.chosen} of --max-model-len"
+        )
 
     @property
     def or_more(self) -> str:
