@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from strata.config import CacheOptions, StrataConfig, format_size, parse_size, read_config
-from strata.config.knobs import Knob, knobs_of
+from strata.config.knobs import Knob, flag_of, knobs_of
 from strata.config.machine import available_memory, disk_space, folder_bytes
+from strata.config.other_servers import COUNTERPARTS
 from strata.config.sources import PARTS
 from strata.errors import ConfigError
 
@@ -67,6 +69,40 @@ class TestSources:
     )
     def test_a_switch(self, flags: tuple[str, ...], expected: bool) -> None:
         assert read(*flags).server.insecure is expected
+
+    @pytest.mark.parametrize(
+        ("flags", "variables"),
+        [
+            (("--served-model-name", "a", "b/c"), {}),
+            (("--served-model-name", "a,b/c"), {}),
+            (("--served-model-name=a", "--served-model-name", "b/c"), {}),
+            ((), {"STRATA_SERVED_MODEL_NAME": "a, b/c"}),
+        ],
+    )
+    def test_several_names(self, flags: tuple[str, ...], variables: dict[str, str]) -> None:
+        assert read(*flags, **variables).model.names("own") == ("a", "b/c")
+        assert read().model.names("own") == ("own",)
+
+    def test_an_argument_without_a_flag_is_the_model_of_a_server(self) -> None:
+        variables = {"STRATA_DISK_CAPACITY": "0", "STRATA_MODEL": "another"}
+
+        def model(*words: str) -> StrataConfig:
+            return read_config(words, variables, takes_model=True)
+
+        for words in (
+            ["org/name", "--port", "8001"],
+            ["--port", "8001", "org/name"],
+            ["--insecure", "--port=1", "org/name"],
+        ):
+            config = model(*words)
+            assert config.model.model == "org/name" and config.origin("model") == "argument MODEL"
+        assert model("--port", "8001").model.model == "another"
+        with pytest.raises(
+            ConfigError, match=r"named twice, as 'org/name' and by --model 'default'; give it once"
+        ):
+            model("org/name", "--model", "default")
+        with pytest.raises(SystemExit):
+            model("org/name", "org/other")
 
     def test_names_are_unique_and_documented(self) -> None:
         names = [name for options in PARTS.values() for name in knobs_of(options)]
@@ -129,6 +165,10 @@ class TestRefusals:
         ("content", "words"),
         [
             ("page-sise = 4", "'page-sise' is no setting of Strata; did you mean page-size?"),
+            (
+                "max-num-seqs = 4",
+                "'max-num-seqs' is no setting of Strata, but of other servers; here --max-running",
+            ),
             ("page-size = [4]", "page-size is a list; give a whole number"),
             ("[cache]\npage-size = 4", "[cache] is a table; give all settings without one"),
             ("page-size = ", "cannot be read as TOML"),
@@ -148,6 +188,33 @@ class TestRefusals:
                 read(flag, "1")
             assert ended.value.code == 2
             assert flag in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            (("--page-sise", "4"), "--page-sise is no flag; did you mean --page-size?"),
+            (("--page-sise=4",), "--page-sise is no flag; did you mean --page-size?"),
+            (("--qqqqqqqqqq", "x"), "--qqqqqqqqqq is no flag; --help lists them"),
+            (("-q",), "-q is no flag"),
+            (("--gpu-memory-utilization", "0.9"), "here --device-memory sets the device tier's size"),
+            (("--gpu-memory-utilization=0.9", "--port", "1"), "--gpu-memory-utilization is a flag of other"),
+            (("-tp", "2"), "here there is none: a server computes on one device"),
+            (("--port", "8001", "a-model"), "'a-model' belongs to no flag"),
+        ],
+    )
+    def test_a_flag_that_is_none(
+        self, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], words: str
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            read(*flags)
+        assert ended.value.code == 2
+        assert words in capsys.readouterr().err
+
+    def test_flags_of_other_servers_lead_to_flags_that_there_are(self) -> None:
+        ours = {flag_of(name) for options in PARTS.values() for name in knobs_of(options)}
+        assert not ours & COUNTERPARTS.keys()
+        named = {flag for words in COUNTERPARTS.values() for flag in re.findall(r"--[a-z-]+", words)}
+        assert len(named) > 10 and named <= ours
 
     def test_a_user_without_a_home(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

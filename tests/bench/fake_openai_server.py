@@ -34,6 +34,7 @@ class FakeOpenAIServer:
     cached_tokens: int | None = None
     models: tuple[str, ...] = ("fake",)
     max_model_len: int | None = None
+    owner: str = "tests"
     tells_usage: bool = True
     held: threading.Event = field(default_factory=threading.Event)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -75,7 +76,7 @@ class FakeOpenAIServer:
 
     async def _models(self, request: Request) -> Response:
         cards = [
-            {"id": name, "owned_by": "tests", "max_model_len": self.max_model_len} for name in self.models
+            {"id": name, "owned_by": self.owner, "max_model_len": self.max_model_len} for name in self.models
         ]
         return JSONResponse({"object": "list", "data": cards})
 

@@ -177,6 +177,12 @@ def test_what_cannot_be_measured_is_refused_at_once(flags: list[str], complaint:
     assert complaint in str(raised.value)
 
 
+def test_the_names_of_stratas_one_model_are_no_choice() -> None:
+    with FakeOpenAIServer(models=("own", "default"), owner="strata") as server:
+        assert serve_command.main([*SMALL, "--url", server.url]) == 0
+        assert {body["model"] for body in server.bodies} == {"own"}
+
+
 def test_what_a_server_cannot_do_is_refused() -> None:
     with pytest.raises(StrataError, match="is a server running there"):
         serve_command.main(["--url", "http://127.0.0.1:9"])

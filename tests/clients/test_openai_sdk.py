@@ -107,7 +107,8 @@ def test_log_probabilities_of_the_greedy_answer(client: OpenAI) -> None:
 
 
 def test_models(client: OpenAI) -> None:
-    (model,) = client.models.list().data
+    model, default = client.models.list().data
+    assert default.id == "default"
     assert client.models.retrieve(model.id).id == model.id
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("another")

@@ -227,15 +227,31 @@ def test_a_reader_whose_loop_is_gone(make_engine: MakeEngine, served: ServedMode
     assert engine.health().ok
 
 
-def test_what_can_never_fit_is_refused_with_both_numbers(make_engine: MakeEngine) -> None:
+def test_what_can_never_fit_is_refused_with_both_numbers(
+    make_engine: MakeEngine, served: ServedModel
+) -> None:
     engine = make_engine(sizes=Sizes(device=10))
     fits = [place % 97 for place in range(36)]
     assert len(ask(engine, fits, 5).tokens) == 5, "40 places hold 36 tokens and the 4 that are computed from"
     with pytest.raises(RequestError, match=r"36.*41"):
         submit(engine, fits, 6)
-    with pytest.raises(RequestError, match=r"500.*41"):
+    with pytest.raises(RequestError, match=r"500.*41.* that --device-memory leaves of the model's 65536"):
         submit(engine, [1] * 500, 1)
+    assert engine.context.whole_bytes == 65536 // 4 * Sizes(page=4).page_bytes(served.model)
     wait_idle(engine)
+
+
+def test_the_context_is_as_long_as_the_operator_wants(make_engine: MakeEngine, served: ServedModel) -> None:
+    engine = make_engine(max_model_len=30)
+    assert engine.max_context == 30
+    assert len(ask(engine, [5] * 25, 5).tokens) == 5
+    with pytest.raises(RequestError, match=r"31 fit into the context of 30 tokens that --max-model-len sets"):
+        submit(engine, [5] * 25, 7)
+    assert engine.context.whole_bytes == 8 * Sizes(page=4).page_bytes(served.model)
+    wait_idle(engine)
+    assert make_engine(max_model_len=0).max_context == 400, "what the device tier holds"
+    with pytest.raises(ConfigError, match=r"--max-model-len 65537 is more than the 65536 tokens"):
+        make_engine(max_model_len=65537)
 
 
 @pytest.mark.parametrize(

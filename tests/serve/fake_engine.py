@@ -30,6 +30,7 @@ from strata.engine.api import (
     Usage,
     WaitingReport,
 )
+from strata.engine.context import ContextBounds
 from strata.errors import CapacityError, ConfigError, RequestError, StorageError, StrataError
 
 GIB = 1 << 30
@@ -192,8 +193,9 @@ class FakeEngine:
     def reset(self) -> None:
         """Forgets everything that was asked and ordered."""
         self.model_name = "fake-model"
-        self.max_context = 4096
+        self.context = ContextBounds(model=4096, device=1 << 20, whole_bytes=GIB)
         self.tokenizer = FakeTokenizer()
+        self.sampling_defaults: dict[str, float] = {}
         self.control = Control()
         self.streams: list[FakeStream] = []
         self.submit_threads: set[str] = set()
@@ -201,6 +203,10 @@ class FakeEngine:
         self.flush_started = threading.Event()
         self.flush_may_end = threading.Event()
         self.flush_may_end.set()
+
+    @property
+    def max_context(self) -> int:
+        return self.context.tokens
 
     def submit(self, request: GenerationRequest) -> FakeStream:
         self.submit_threads.add(threading.current_thread().name)

@@ -81,6 +81,17 @@ class TestKeys:
         assert status(keyed, method, path, bearer("boss")) in (200, 400)
         keyed.engine.reset()
 
+    def test_a_users_key_is_not_called_wrong_where_an_operators_is_needed(self, keyed: RunningServer) -> None:
+        def message(key: str) -> str:
+            answer = keyed.http.get("/cache", headers=bearer(key))
+            return str(answer.json()["error"]["message"])
+
+        assert (
+            message("two")
+            == "this key is good for the routes of users alone; for this route send one of --admin-api-key"
+        )
+        assert message("three").startswith("the API key is missing or wrong")
+
     def test_the_scheme_is_spelled_as_one_likes(self, keyed: RunningServer) -> None:
         assert status(keyed, "GET", "/v1/models", {"Authorization": "bearer  one"}) == 200
 

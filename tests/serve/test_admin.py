@@ -21,11 +21,13 @@ def samples_of(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 def test_models(served: RunningServer) -> None:
     cards = list(served.openai.models.list())
-    assert [card.id for card in cards] == ["fake-model"]
-    assert served.openai.models.retrieve("default").id == "fake-model"
-    card = served.http.get("/v1/models").json()["data"][0]
-    assert (card["max_model_len"], card["root"], card["parent"]) == (4096, "fake-model", None)
-    assert card["permission"] == []
+    assert [card.id for card in cards] == ["fake-model", "default"]
+    assert served.openai.models.retrieve("default").id == "default"
+    found = served.http.get("/v1/models").json()["data"]
+    assert [card["max_model_len"] for card in found] == [4096, 4096]
+    assert [(card["root"], card["parent"], card["permission"]) for card in found] == [
+        ("fake-model", None, [])
+    ] * 2
     head = served.http.head("/v1/models")
     assert (head.status_code, head.content) == (200, b"")
     assert served.http.get("/v1/models/gpt-9").status_code == 404
@@ -36,6 +38,19 @@ def test_a_served_name_replaces_the_models_own(serve: Callable[..., RunningServe
     assert served.openai.models.retrieve("org/tiny").id == "org/tiny"
     assert served.openai.completions.create(model="org/tiny", prompt="x").model == "org/tiny"
     assert served.http.post("/v1/completions", json={"prompt": "x", "model": "fake-model"}).status_code == 404
+
+
+def test_a_model_may_have_several_names(serve: Callable[..., RunningServer]) -> None:
+    served = serve(served_model_name="org/tiny, tiny,default")
+    assert [card.id for card in served.openai.models.list()] == ["org/tiny", "tiny", "default"]
+    for name in ("org/tiny", "tiny", "default"):
+        assert served.openai.completions.create(model=name, prompt="x").model == "org/tiny"
+        assert served.openai.models.retrieve(name).id == name
+    answer = served.http.post("/v1/completions", json={"prompt": "x", "model": "fake-model"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].endswith("use 'org/tiny' or 'tiny' or 'default'")
+    only = serve(served_model_name="default")
+    assert [card.id for card in only.openai.models.list()] == ["default"]
 
 
 def test_health(served: RunningServer) -> None:

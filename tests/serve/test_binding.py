@@ -13,14 +13,14 @@ from running_server import wait_until
 
 from strata.config import ServerOptions
 from strata.errors import ConfigError
-from strata.serve.binding import bind, is_loopback, url_of
+from strata.serve.binding import bind, is_loopback, place_of, url_of
 from strata.serve.port_owner import command_of, owner_of
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
 def test_loopback_needs_no_key(host: str) -> None:
     with bind(ServerOptions(host=host, port=0)) as bound:
-        assert url_of(bound).startswith("http://127.0.0.")
+        assert url_of(bound).startswith("http://127.0.0.") and place_of(bound) == url_of(bound)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", ""])
@@ -33,6 +33,7 @@ def test_an_open_address_needs_a_key_or_consent(host: str) -> None:
     ):
         with bind(options) as bound:
             assert url_of(bound) == f"http://localhost:{bound.getsockname()[1]}"
+            assert place_of(bound) == url_of(bound) + " (and every other address of this machine)"
 
 
 LISTEN = """

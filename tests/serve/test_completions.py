@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,6 +182,35 @@ def test_defaults_are_openais(served: RunningServer) -> None:
     completion, chat = (stream.request for stream in served.engine.streams)
     assert completion.sampling == SamplingParams(max_tokens=16, temperature=1.0)
     assert chat.sampling.max_tokens == served.engine.max_context - len(chat.prompt_token_ids)
+
+
+def test_what_a_request_leaves_out_is_as_the_models_makers_want_it(served: RunningServer) -> None:
+    served.engine.sampling_defaults = {
+        "temperature": 0.6,
+        "top_p": 0.95,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.05,
+        "max_tokens": 100,
+    }
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    own = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "max_tokens": 200}
+    for path, body in (
+        ("completions", {"prompt": "x", "temperature": None}),
+        ("chat/completions", {**chat, "top_k": None}),
+        ("chat/completions", {**chat, **own}),
+    ):
+        served.http.post(f"/v1/{path}", json=body).raise_for_status()
+    completion, left_out, given = (stream.request.sampling for stream in served.engine.streams)
+    wanted = SamplingParams(16, 0.6, 0.95, 20, min_p=0.1, repetition_penalty=1.05)
+    assert completion == wanted, "16 is OpenAI's for completions, and vLLM's"
+    assert left_out == replace(wanted, max_tokens=100)
+    assert given == SamplingParams(200, 0.0), "a request may ask for more"
+    (note,) = served.http.get("/status").json()["notes"]
+    assert (
+        "temperature 0.6, top_p 0.95, top_k 20, min_p 0.1, repetition_penalty 1.05, max_tokens 100 of chats"
+        in note
+    )
 
 
 def test_every_parameter_reaches_the_engine(served: RunningServer) -> None:

@@ -12,6 +12,7 @@ from fake_engine import Control
 from pydantic import BaseModel, ValidationError
 from running_server import RunningServer
 
+from strata.engine.context import ContextBounds
 from strata.serve.chat import ChatBody
 from strata.serve.protocol import CompletionBody, DemoteBody
 
@@ -277,6 +278,30 @@ def test_an_overlong_prompt_names_both_numbers(served: RunningServer) -> None:
         served.openai.completions.create(model="default", prompt="x" * 5000)
     assert caught.value.code == "context_length_exceeded"
     assert "5000" in str(caught.value) and "4096" in str(caught.value)
+
+
+def test_a_context_that_memory_bounds_is_not_blamed_on_the_model(served: RunningServer) -> None:
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=(377 << 20) + 1)
+    for prompt, max_tokens in (("x" * 5000, 1), ("x" * 2000, 1000), ("x" * 3_000_000, 1)):
+        answer = served.http.post("/v1/completions", json={"prompt": prompt, "max_tokens": max_tokens})
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400
+        assert "the context of 2272 tokens that --device-memory leaves of the model's 8192" in message
+        assert message.endswith("or serve with --device-memory 378MiB"), "rounded up, so that it is enough"
+
+
+def test_a_context_that_is_bounded_by_choice_says_so(served: RunningServer) -> None:
+    served.engine.context = ContextBounds(model=8192, device=9000, whole_bytes=1, chosen=4000)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 5000}).json()["error"]["message"]
+    assert "the context of 4000 tokens that --max-model-len sets (the model's own: 8192)" in answer
+    assert answer.endswith("shorten the prompt, or serve with a larger --max-model-len")
+    assert served.http.get("/v1/models").json()["data"][0]["max_model_len"] == 4000
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=1 << 20, chosen=4000)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 5000}).json()["error"]["message"]
+    assert "2272 tokens that --device-memory leaves of the 4000 of --max-model-len" in answer
+    served.engine.context = ContextBounds(model=8192, device=9000, whole_bytes=1, chosen=8192)
+    answer = served.http.post("/v1/completions", json={"prompt": "x" * 8192}).json()["error"]["message"]
+    assert "the model's context of 8192 tokens" in answer and answer.endswith("shorten the prompt")
 
 
 def test_a_prompt_of_megabytes_is_refused_not_cut(served: RunningServer) -> None:

@@ -48,6 +48,16 @@ def test_banner_requests_and_exit(run: Run, tmp_path: Path) -> None:
     assert "\x1b" not in output
 
 
+def test_a_server_on_every_address_says_so_and_who_may_ask(run: Run) -> None:
+    program = run("--host", "0.0.0.0", "--insecure")
+    assert httpx.get(program.url + "/health").status_code == 200
+    program.process.send_signal(signal.SIGTERM)
+    assert program.exit_code() == 0
+    words = " ".join(program.output.split())
+    assert f"serving {program.url} (and every other address of this machine)" in words
+    assert "everybody who reaches --host 0.0.0.0 can ask and flush the cache" in words
+
+
 @pytest.mark.parametrize(
     ("disk", "device", "host", "said"),
     [

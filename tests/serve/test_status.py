@@ -14,6 +14,7 @@ from running_server import RunningServer, wait_until
 
 from strata.config import StrataConfig
 from strata.engine.api import Progress, TokenSources
+from strata.engine.context import ContextBounds
 from strata.errors import StrataError
 from strata.serve.app import create_app
 from strata.serve.status import status_of
@@ -167,6 +168,26 @@ def test_faults_and_problems_show_once_there_are_any(serve: Callable[..., Runnin
         "what"
     ]
     assert not body["ok"] and body["problems"] == ["the engine thread ended"] and body["waiting"] == []
+
+
+def test_an_address_that_anybody_can_reach_is_pointed_out(serve: Callable[..., RunningServer]) -> None:
+    (note,) = status(serve(host="0.0.0.0", insecure=True))["notes"]
+    assert (
+        "everybody who reaches --host 0.0.0.0 can ask and flush the cache" in note and "--api-key KEY" in note
+    )
+    guarded = serve(host="0.0.0.0", insecure=True, admin_api_key="boss")
+    answer = guarded.http.get("/status", headers={"Authorization": "Bearer boss"})
+    (note,) = answer.json()["notes"]
+    assert "can ask;" in note, "to flush takes the operators' key"
+    assert status(serve(insecure=True))["notes"] == [], "only this machine reaches it"
+
+
+def test_a_context_that_memory_bounds_is_pointed_out(serve: Callable[..., RunningServer]) -> None:
+    served = serve()
+    served.engine.context = ContextBounds(model=8192, device=2272, whole_bytes=377 << 20)
+    (note,) = status(served)["notes"]
+    assert note.startswith("the context is 2,272 tokens and not the model's 8192")
+    assert note.endswith("--device-memory 377MiB holds all")
 
 
 def test_a_template_that_writes_the_date_is_pointed_out(serve: Callable[..., RunningServer]) -> None:

@@ -85,8 +85,27 @@ class ModelOptions:
             "float16",
         ),
     )
-    served_model_name: str = field(
-        default="", metadata=text("model name that clients use; empty: the model's own")
+    served_model_name: tuple[str, ...] = field(
+        default=(),
+        metadata=texts(
+            "names by which clients know the model; answers carry the first; empty: the model's own; `default` always "
+            "does as well"
+        ),
+    )
+    max_model_len: int = field(
+        default=0,
+        metadata=count(
+            "most tokens of a prompt and its answer together; 0: the model's own length", 0, 1 << 30
+        ),
+    )
+    generation_config: str = field(
+        default="auto",
+        metadata=choice(
+            "how requests are sampled that do not say so: auto as the model's generation_config.json says, none by "
+            "OpenAI's defaults",
+            "auto",
+            "none",
+        ),
     )
     threads: int = field(
         default=0, metadata=count("threads that compute; 0: one for each usable core", 0, 1024)
@@ -101,6 +120,10 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_part(self)
+
+    def names(self, own: str) -> tuple[str, ...]:
+        """By which clients know the model, whose own name is `own`; answers carry the first."""
+        return self.served_model_name or (own,)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from strata.config.environment import read_environment
 from strata.config.knobs import Knob, expanded, flag_of, format_size, knobs_of, parse_size, read_value
 from strata.config.options import AUTO_SIZE, CacheOptions, ModelOptions, SchedulerOptions, ServerOptions
+from strata.config.other_servers import COUNTERPARTS
 from strata.config.shown import FORMATS, ShownSetting, shown_settings
 from strata.errors import ConfigError
 
@@ -70,15 +71,26 @@ class StrataConfig:
 
 
 def read_config(
-    arguments: Sequence[str], environment: Mapping[str, str] | None = None, program: str = "strata serve"
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    program: str = "strata serve",
+    takes_model: bool = False,
 ) -> StrataConfig:
-    """Settings from command line arguments, the environment and the TOML file of `--config`.
+    """Settings from command line arguments, the environment and the TOML file of `--config`. With `takes_model` an
+    argument that belongs to no flag is the model.
 
     Raises ConfigError; leaves through SystemExit for `--help`, `--print-config` and unknown flags, as
     argparse does.
     """
     variables = os.environ if environment is None else environment
-    given = vars(build_parser(program).parse_args(arguments))
+    parser = build_parser(program, takes_model)
+    known, others = parser.parse_known_args(arguments)
+    given = vars(known)
+    model = _model_among(others, parser, takes_model)
+    if model is not None and "model" in given:
+        raise ConfigError(
+            f"the model is named twice, as {model!r} and by --model {given['model']!r}; give it once"
+        )
     print_format = given.pop("print_config", None)
     config_file = given.pop("config", None) or variables.get("STRATA_CONFIG")
     settings: dict[str, tuple[Any, str]] = {}
@@ -87,6 +99,8 @@ def read_config(
     settings |= read_environment(variables, _all_knobs())
     for name, value in given.items():
         settings[name] = (",".join(value) if isinstance(value, list) else value, f"flag {flag_of(name)}")
+    if model is not None:
+        settings["model"] = (model, "argument MODEL")
     config = _build(settings)
     if print_format is not None:
         print(FORMATS[print_format](config.shown()))
@@ -94,15 +108,16 @@ def read_config(
     return config
 
 
-def build_parser(program: str) -> argparse.ArgumentParser:
+def build_parser(program: str, takes_model: bool = False) -> argparse.ArgumentParser:
     """A parser that knows every setting as a flag and leaves its value as text, to be read with its
-    origin."""
+    origin. What belongs to no flag it leaves."""
     parser = argparse.ArgumentParser(
         prog=program,
-        usage="%(prog)s [flags]",
+        usage="%(prog)s [MODEL] [flags]" if takes_model else "%(prog)s [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Every flag --some-name can also be given as STRATA_SOME_NAME or, in TOML, some-name; "
+        description=("MODEL is another way to give --model. " if takes_model else "")
+        + "Every flag --some-name can also be given as STRATA_SOME_NAME or, in TOML, some-name; "
         "a flag wins over the environment, the environment over the file.",
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file with settings (STRATA_CONFIG)")
@@ -127,6 +142,22 @@ def build_parser(program: str) -> argparse.ArgumentParser:
                 help=help_of(spec, knob).replace("%", "%%"),
             )
     return parser
+
+
+def _model_among(others: Sequence[str], parser: argparse.ArgumentParser, takes_model: bool) -> str | None:
+    """The model among what no flag took; leaves as argparse does if there is anything else."""
+    for word in others:
+        flag = word.partition("=")[0]
+        if flag in COUNTERPARTS:
+            parser.error(f"{flag} is a flag of other servers; here {COUNTERPARTS[flag]}")
+        if flag.startswith("-"):
+            close = difflib.get_close_matches(flag, map(flag_of, _all_knobs()), n=1)
+            parser.error(
+                f"{flag} is no flag; {f'did you mean {close[0]}?' if close else '--help lists them'}"
+            )
+    if others and not (takes_model and len(others) == 1):
+        parser.error(f"{others[-1]!r} belongs to no flag; --help lists them")
+    return others[0] if others else None
 
 
 def help_of(spec: Field[Any], knob: Knob) -> str:
@@ -200,5 +231,7 @@ def _read_file(path: str) -> dict[str, tuple[Any, str]]:
 
 
 def _closest(name: str, known: Mapping[str, Any]) -> str:
+    if flag_of(name) in COUNTERPARTS:
+        return f", but of other servers; here {COUNTERPARTS[flag_of(name)]}"
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0].replace('_', '-')}?" if close else "; `strata serve --help` lists them"

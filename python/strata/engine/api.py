@@ -6,7 +6,7 @@ also when the request is aborted or the engine stops. Errors that end a request 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from strata.engine.context import ContextBounds
 
 TIERS: tuple[str, ...] = ("device", "host", "disk")
 """Tier names from the fastest down, as flags, JSON and metrics spell them."""
@@ -255,8 +257,14 @@ class EngineProtocol(Protocol):
     """What the server needs. `strata.engine.Engine` implements it; tests use a fake."""
 
     model_name: str
-    max_context: int
+    context: ContextBounds
     tokenizer: Any  # strata.models.tokenizer.Tokenizer: encode, decode, apply_chat_template
+    sampling_defaults: Mapping[str, float]
+    """What the model's makers want for fields that a request leaves out, by the name of the field."""
+
+    @property
+    def max_context(self) -> int:
+        """`context.tokens`."""
 
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""

@@ -90,8 +90,9 @@ class Engine:
         self.config = config
         model = self._served.model
         self._sizes = PoolSizes.of(model, config.cache, device_memory(config, device), grows=device is None)
-        options = runtime_options(self._served, config, self._sizes)
         page_size = config.cache.page_size
+        self.context = self._sizes.context(model.config.context_length, page_size, config.model.max_model_len)
+        options = runtime_options(self._served, config, self._sizes)
         self._tier: DeviceTier = (
             CpuTier(model, self._sizes.device_pages, page_size)
             if device is None
@@ -106,10 +107,9 @@ class Engine:
         except BaseException:
             self._tier.close()
             raise
-        self.model_name = config.model.served_model_name or self._served.name
+        self.model_name = config.model.names(self._served.name)[0]
         self.tokenizer = self._served.tokenizer
-        device_tokens = self._sizes.device_pages * config.cache.page_size
-        self.max_context = min(model.config.context_length, device_tokens)
+        self.sampling_defaults = self._served.sampling_defaults
         self._disk_path = config.cache.disk_path
         self._disk_log = DiskLog(self._runtime)
         self._answers = Answers(config.scheduler.max_running, config.scheduler.max_waiting)
@@ -136,10 +136,15 @@ class Engine:
 
     # --- requests, from any thread ---------------------------------------------------------------------------
 
+    @property
+    def max_context(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self.context.tokens
+
     def submit(self, request: GenerationRequest) -> RequestStream:
         """Queues a request. Raises RequestError (can never fit, bad tokens) or CapacityError (queue full)."""
         vocabulary = self._served.model.config.vocab_size
-        prompt = checked_prompt(request, vocabulary, self.max_context)
+        prompt = checked_prompt(request, vocabulary, self.context)
         self._check_alive()
         sampling = request.sampling
         eos: frozenset[int] = self.tokenizer.eos_token_ids if self.tokenizer else frozenset()

@@ -8,6 +8,7 @@ from typing import Any
 from strata.cache.core_options import MOST_PAGES, Geometry, core_options, host_page_bytes, host_pages_in
 from strata.config import DEFAULT_ORIGIN, CacheOptions, StrataConfig, available_memory, format_size
 from strata.device.cuda_runtime import CudaRuntime
+from strata.engine.context import ContextBounds
 from strata.engine.served_model import ServedModel, usable_cores
 from strata.errors import ConfigError
 from strata.models import CausalLM
@@ -53,6 +54,12 @@ class PoolSizes:
         room = min(MOST_PAGES, available_memory() // host_page_bytes(page_bytes))
         most = max(host_pages, room) if grows else host_pages
         return cls(token_bytes, page_bytes, device_pages, host_pages, most, threads)
+
+    def context(self, model_length: int, page_size: int, chosen: int) -> ContextBounds:
+        """What bounds a prompt and its answer on a model of `model_length` tokens under `--max-model-len`. Raises
+        ConfigError if that is more."""
+        whole = -(-(chosen or model_length) // page_size) * self.page_bytes
+        return ContextBounds(model_length, self.device_pages * page_size, whole, chosen)
 
 
 def device_memory(config: StrataConfig, device: CudaRuntime | None) -> int | None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from strata.config import ModelOptions
-from strata.models import CausalLM, Tokenizer, fingerprint_files, load_model
+from strata.engine.api import SamplingParams
+from strata.engine.validation import check_sampling
+from strata.errors import ModelError, RequestError
+from strata.models import CausalLM, Tokenizer, fingerprint_files, generation_defaults, load_model
 
 ARITHMETIC = 3
 """Raised whenever a change of `strata.models` rounds K/V differently: pages of both must not be mixed."""
@@ -18,12 +24,14 @@ ARITHMETIC = 3
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`digest` names config and weights; `tokenizer` may be None for library users who only handle token ids."""
+    """`digest` names config and weights; `tokenizer` may be None for library users who only handle token ids.
+    `sampling_defaults` are what the server takes for fields that a request leaves out."""
 
     model: CausalLM
     tokenizer: Tokenizer | None
     name: str
     digest: str
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def fingerprint(self, page_size: int) -> bytes:
         """32 bytes that pages must share to be interchangeable: weights, dtype, record shape, rope, page size,
@@ -59,4 +67,18 @@ def load_served_model(options: ModelOptions) -> ServedModel:
     loaded = load_model(options.model, dtype, options.device)
     if options.chat_template_date:
         loaded.tokenizer.fix_date(date.fromisoformat(options.chat_template_date))
-    return ServedModel(loaded.model, loaded.tokenizer, loaded.name, fingerprint_files(loaded.path))
+    defaults = _checked_defaults(loaded.path) if options.generation_config == "auto" else {}
+    return ServedModel(loaded.model, loaded.tokenizer, loaded.name, fingerprint_files(loaded.path), defaults)
+
+
+def _checked_defaults(folder: Path) -> dict[str, float]:
+    """Raises ModelError for values that no request may send: each request would fail by them."""
+    defaults: dict[str, Any] = generation_defaults(folder)
+    try:
+        check_sampling(SamplingParams(**defaults), vocabulary=0)
+    except RequestError as error:
+        raise ModelError(
+            f"{folder / 'generation_config.json'}: {error}; repair the file, or leave it aside with "
+            "--generation-config none"
+        ) from error
+    return defaults

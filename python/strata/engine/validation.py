@@ -17,6 +17,7 @@ from strata.engine.api import (
     GenerationRequest,
     SamplingParams,
 )
+from strata.engine.context import ContextBounds
 from strata.errors import RequestError
 
 _HIGHEST_PRIORITY = 2**31 - 1
@@ -24,7 +25,9 @@ _MOST_BIAS = 100.0
 _MOST_PENALTY = 2.0
 
 
-def checked_prompt(request: GenerationRequest, vocabulary: int, max_context: int) -> npt.NDArray[np.uint32]:
+def checked_prompt(
+    request: GenerationRequest, vocabulary: int, context: ContextBounds
+) -> npt.NDArray[np.uint32]:
     """The prompt as Core takes it. Raises RequestError for what can never be answered."""
     sampling = request.sampling
     prompt = np.asarray(request.prompt_token_ids)
@@ -61,10 +64,10 @@ def checked_prompt(request: GenerationRequest, vocabulary: int, max_context: int
             f"{MOST_PROMPT_LOGPROBS} log probabilities that one prompt may have: lower it, or shorten the prompt",
             "prompt_logprobs",
         )
-    if len(prompt) + sampling.max_tokens > max_context + 1:
+    if len(prompt) + sampling.max_tokens > context.tokens + 1:
         raise RequestError(
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}; together at most "
-            f"{max_context + 1} fit (context of the model, or --device-memory): shorten either",
+            f"{context.tokens + 1} fit into {context.name}: shorten either{context.or_more}",
             "max_tokens",
         )
     return prompt.astype(np.uint32)

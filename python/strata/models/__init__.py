@@ -17,6 +17,7 @@ from strata.models.config import ModelConfig, load_config
 from strata.models.decoder import CausalLM, ForwardBatch, pool_shape, tiny_random_model
 from strata.models.default_model import convert_gguf_once, ensure_default_model
 from strata.models.fingerprint import fingerprint_files, model_files
+from strata.models.generation_defaults import generation_defaults
 from strata.models.hub import fetch_from_hub, parse_hub_id
 from strata.models.rope import RopeScaling
 from strata.models.tokenizer import IncrementalDetokenizer, Tokenizer, load_tokenizer
@@ -108,6 +109,7 @@ __all__ = [
     "default_cache_folder",
     "ensure_default_model",
     "fingerprint_files",
+    "generation_defaults",
     "load_model",
     "load_tokenizer",
     "model_files",

@@ -38,7 +38,8 @@ def main(
 ) -> int:
     """Runs the server. Returns the exit code."""
     try:
-        config = read_config(sys.argv[1:] if arguments is None else arguments, program=program)
+        given = sys.argv[1:] if arguments is None else arguments
+        config = read_config(given, program=program, takes_model=True)
         return run_server(config, load)
     except StrataError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strata.config import ServerOptions
-from strata.serve.auth import KEY_ID, Keyring, access_of
+from strata.serve.auth import KEY_ID, Access, Keyring, access_of
 from strata.serve.errors import ApiError
 from strata.serve.origins import Hosts, Origins
 
@@ -41,7 +41,14 @@ class AccessControl:
                 self._hosts.check(value)
             headers[name] = value
         self._origins.check(scope["method"], headers)
-        key_id = self._keys.key_id(access_of(scope["path"]), headers.get(b"authorization", b""))
+        authorization = headers.get(b"authorization", b"")
+        key_id = self._keys.key_id(access_of(scope["path"]), authorization)
+        if key_id is None and self._keys.key_id(Access.USER, authorization):
+            raise ApiError(
+                401,
+                "this key is good for the routes of users alone; for this route send one of --admin-api-key",
+                "invalid_api_key",
+            )
         if key_id is None:
             raise ApiError(
                 401, "the API key is missing or wrong; send `Authorization: Bearer KEY`", "invalid_api_key"

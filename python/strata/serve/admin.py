@@ -89,9 +89,9 @@ def admin_router(service: Service) -> APIRouter:
     router = APIRouter()
     engine = service.engine
 
-    def model_card() -> dict[str, Any]:
+    def model_card(name: str) -> dict[str, Any]:
         return {
-            "id": service.model_name,
+            "id": name,
             "object": "model",
             "created": service.created,
             "owned_by": "strata",
@@ -104,14 +104,14 @@ def admin_router(service: Service) -> APIRouter:
     @router.get("/v1/models")
     @router.head("/v1/models", include_in_schema=False)
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
-        return {"object": "list", "data": [model_card()]}
+        """The one model that is served, under each of its names."""
+        return {"object": "list", "data": [model_card(name) for name in service.model_names]}
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The model by its name or `default`."""
+        """The model by one of its names."""
         service.check_model(name)
-        return model_card()
+        return model_card(name)
 
     @router.get("/health", responses=NOT_NOW)
     @router.head("/health", include_in_schema=False)

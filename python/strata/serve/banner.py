@@ -4,15 +4,17 @@ ask."""
 from __future__ import annotations
 
 import shlex
+import socket
 
 from strata.config import StrataConfig, format_size
 from strata.engine.api import EngineProtocol, TierReport
+from strata.serve.binding import place_of, url_of
 from strata.serve.notes import start_notes
 from strata.serve.terminal import Terminal
 
 
 def show_ready(
-    terminal: Terminal, engine: EngineProtocol, config: StrataConfig, url: str, loading_s: float
+    terminal: Terminal, engine: EngineProtocol, config: StrataConfig, bound: socket.socket, loading_s: float
 ) -> None:
     """Writes everything that an operator needs to know in the first minute."""
     terminal.step(f"Ready after {loading_s:.1f} s")
@@ -31,9 +33,9 @@ def show_ready(
         terminal.row("note", note, "yellow")
     for problem in engine.health().problems:
         terminal.row("problem", problem, "yellow")
-    terminal.row("serving", url, "bold green")
+    terminal.row("serving", place_of(bound), "bold green")
     terminal.line()
-    terminal.line("  " + curl_line(url, needs_key=bool(config.server.api_key)))
+    terminal.line("  " + curl_line(url_of(bound), needs_key=bool(config.server.api_key)))
     terminal.line()
 
 

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import socket
 from contextlib import closing
+from functools import lru_cache
 
 from strata.config import ServerOptions
 from strata.errors import ConfigError
@@ -22,7 +23,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
     Raises ConfigError for an address that others can reach and no key guards, a port in use, an unknown host.
     """
-    family, address = _resolve(options)
+    family, address = _resolve(options.host, options.port)
     _check_exposure(options, address[0])
     # asyncio turns Nagle's algorithm off only where TCP is named; with it an answer can wait 40 ms.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -55,19 +56,29 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"
 
 
+def place_of(bound: socket.socket) -> str:
+    """That URL for people, who should know where else the server can be reached."""
+    unspecified = ipaddress.ip_address(bound.getsockname()[0]).is_unspecified
+    return url_of(bound) + (" (and every other address of this machine)" if unspecified else "")
+
+
 def is_loopback(options: ServerOptions) -> bool:
     """Whether only this machine can reach the address that the options name. Raises ConfigError."""
-    return ipaddress.ip_address(_resolve(options)[1][0]).is_loopback
+    return _is_loopback(options.host)
 
 
-def _resolve(options: ServerOptions) -> tuple[socket.AddressFamily, tuple[str, int]]:
+@lru_cache(maxsize=16)
+def _is_loopback(host: str) -> bool:
+    """Looked up once: that names cannot be looked up later changes nothing."""
+    return ipaddress.ip_address(_resolve(host, 0)[1][0]).is_loopback
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     try:
-        found = socket.getaddrinfo(
-            options.host or None, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
         raise ConfigError(
-            f"--host {options.host} is not known here ({error.strerror}); give one, e.g. 127.0.0.1"
+            f"--host {host} is not known here ({error.strerror}); give one, e.g. 127.0.0.1"
         ) from error
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, (str(address[0]), int(address[1]))
@@ -86,7 +97,7 @@ def _check_exposure(options: ServerOptions, address: str) -> None:
 def _refusal(options: ServerOptions, error: OSError) -> ConfigError:
     place = f"--port {options.port} on {options.host}"
     if error.errno == errno.EADDRINUSE:
-        family, (address, port) = _resolve(options)
+        family, (address, port) = _resolve(options.host, options.port)
         owner = owner_of(address, port) or "another process"
         free = _free_port(family, address, port)
         remedy = f"take a port that is free now: --port {free}" if free else "take another --port"

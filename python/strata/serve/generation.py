@@ -8,7 +8,7 @@ differ only in their `Dialect`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -116,7 +116,8 @@ async def respond(
     default_max_tokens: int | None,
     dialect: Dialect,
 ) -> Response:
-    """Answers one request, streamed or not. `default_max_tokens` None means the rest of the context."""
+    """Answers one request, streamed or not. `default_max_tokens` None means what the model's makers
+    want, or else the rest of the context."""
     body.cache_salt = salt_of(request.scope, service.config.server, body.cache_salt or "")
     answers = await service.call(_submit, service, body, tokenize, default_max_tokens)
     streams = [answer.stream for answer in answers]
@@ -151,10 +152,13 @@ def _submit(
     service.check_alive()
     # Before anything is done for any of them.
     _check_choices(service, body.prompt_count() * body.choices())
+    defaults = service.engine.sampling_defaults
+    _fill_in(body, defaults)
     sampling = body.sampling()
     prompts = tokenize()
     _check_prompt_logprobs(sampling, sum(map(len, prompts)))
-    requests = [_request(service, body, sampling, ids, default_max_tokens) for ids in prompts]
+    longest = default_max_tokens or int(defaults.get("max_tokens", 0)) or None
+    requests = [_request(service, body, sampling, ids, longest) for ids in prompts]
     silent = body.token_limit() == 0
     answers: list[Answer] = []
     try:
@@ -172,6 +176,13 @@ def _submit(
         _abort([answer.stream for answer in answers])
         raise
     return answers
+
+
+def _fill_in(body: GenerationBody, defaults: Mapping[str, float]) -> None:
+    """What the request leaves out of how to sample is as the model's makers want it."""
+    for name, value in defaults.items():
+        if name != "max_tokens" and getattr(body, name) is None:
+            setattr(body, name, value)
 
 
 def _check_choices(service: Service, choices: int) -> None:
@@ -219,26 +230,26 @@ def _request(
     default_max_tokens: int | None,
 ) -> GenerationRequest:
     """Raises ApiError 400 for a prompt that is empty or does not fit: nothing is ever cut."""
-    context = service.engine.max_context
+    context = service.engine.context
     if not ids:
         raise ApiError(400, "the prompt is empty; send at least one token", "empty_prompt", body.prompt_field)
-    if len(ids) >= context:
+    if len(ids) >= context.tokens:
         raise ApiError(
             400,
-            f"the prompt has {len(ids)} tokens, and the model's context of {context} tokens must hold it and "
-            "at least one new token; shorten the prompt",
+            f"the prompt has {len(ids)} tokens, and {context.name} must hold it and at least one new "
+            f"token; shorten the prompt{context.or_more}",
             "context_length_exceeded",
             body.prompt_field,
         )
-    room = context - len(ids)
+    room = context.tokens - len(ids)
     asked = body.token_limit()
     limit = min(default_max_tokens or room, room) if asked is None else max(asked, 1)
     if limit > room:
         raise ApiError(
             400,
             f"the prompt has {len(ids)} tokens and max_tokens asks for {limit} more, together "
-            f"{len(ids) + limit}; the model's context has {context}: shorten the prompt or lower max_tokens "
-            f"to {room}",
+            f"{len(ids) + limit}; that is more than {context.name}: shorten the prompt or lower max_tokens to "
+            f"{room}{context.or_more}",
             "context_length_exceeded",
             "max_tokens",
         )

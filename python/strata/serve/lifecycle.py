@@ -28,7 +28,7 @@ from strata.engine.api import EngineProtocol
 from strata.errors import StrataError
 from strata.serve.app import create_app
 from strata.serve.banner import show_ready
-from strata.serve.binding import bind, listen, url_of
+from strata.serve.binding import bind, listen, place_of, url_of
 from strata.serve.connections import allow_open_files, http_config
 from strata.serve.gate import Gate
 from strata.serve.logs import set_up_logging
@@ -59,8 +59,7 @@ def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
     signals.install()
     allow_open_files(config.server)
     with bind(config.server) as bound:
-        url = url_of(bound)
-        terminal.step(f"Address {url} is free")
+        terminal.step(f"Address {url_of(bound)} is free")
         listen(bound, config.server)
         http = HttpThread(config.server, bound)
         http.start()
@@ -74,9 +73,9 @@ def run_server(config: StrataConfig, load_engine: LoadEngine) -> int:
         try:
             http.serve(engine, config)
             signals.may_drain = True
-            show_ready(terminal, engine, config, url, time.monotonic() - start)
+            show_ready(terminal, engine, config, bound, time.monotonic() - start)
             supervisor = Supervisor()
-            supervisor.ready(f"serving {engine.model_name} on {url}")
+            supervisor.ready(f"serving {engine.model_name} on {place_of(bound)}")
             while not signals.requested and http.alive:
                 supervisor.alive(lambda: engine.health().ok and http.moves)
                 time.sleep(_TICK_S)

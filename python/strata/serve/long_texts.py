@@ -26,15 +26,15 @@ def encode_within_context(
         except RequestError as error:
             raise RequestError(str(error), param) from error
 
-    context = service.engine.max_context
-    look = context * _LOOK_CHARACTERS
+    context = service.engine.context
+    look = context.tokens * _LOOK_CHARACTERS
     if len(text) > 2 * look:
         found = len(encode(text[:look]))
-        if found > _CERTAIN * context:
+        if found > _CERTAIN * context.tokens:
             raise ApiError(
                 400,
-                f"the prompt's first {look:,} of {len(text):,} characters alone have {found} tokens, and the model's "
-                f"context of {context} tokens must hold the whole and at least one new token; shorten the prompt",
+                f"the prompt's first {look:,} of {len(text):,} characters alone have {found} tokens, and "
+                f"{context.name} must hold the whole and at least one new token; shorten the prompt{context.or_more}",
                 "context_length_exceeded",
                 param,
             )

@@ -25,7 +25,7 @@ class ServerMetrics:
 
     def __init__(self, engine: EngineProtocol, config: StrataConfig) -> None:
         self._registry = registry = CollectorRegistry()
-        model_name = config.model.served_model_name or engine.model_name
+        model_name = config.model.names(engine.model_name)[0]
         registry.register(EngineCollector(engine, model_name, config.cache.page_size))
         self.requests = RequestMetrics(engine, model_name, registry)
         ProcessCollector(registry=registry)

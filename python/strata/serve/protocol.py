@@ -2,7 +2,8 @@
 refused.
 
 Every optional field may be null, which means its default. Defaults are OpenAI's: temperature 1, top_p 1, no
-seed, 16 new tokens for completions and the rest of the context for chats.
+seed, 16 new tokens for completions and the rest of the context for chats; where the model's generation_config.json has
+others, `generation` fills those in.
 """
 
 from __future__ import annotations

@@ -70,8 +70,13 @@ class Service:
 
     @property
     def model_name(self) -> str:
-        """The name under which clients know the model."""
-        return self.config.model.served_model_name or self.engine.model_name
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names under which clients may ask for the model, that of answers first."""
+        return list(dict.fromkeys((*self.config.model.names(self.engine.model_name), DEFAULT_MODEL_NAME)))
 
     @property
     def tokenizer(self) -> Any:
@@ -95,11 +100,11 @@ class Service:
         return await result
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError 404 unless `name` is the served model, `default` or left out."""
-        if name not in (None, "", DEFAULT_MODEL_NAME, self.model_name):
+        """Raises ApiError 404 unless `name` is one of the served model's, or left out."""
+        if name and name not in self.model_names:
             raise ApiError(
                 404,
-                f"the model {name!r} is not served here; use {self.model_name!r} or {DEFAULT_MODEL_NAME!r}",
+                f"the model {name!r} is not served here; use {' or '.join(map(repr, self.model_names))}",
                 "model_not_found",
                 "model",
             )

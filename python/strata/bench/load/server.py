@@ -52,7 +52,8 @@ async def look_at(http: httpx.AsyncClient, model: str | None) -> ServerFacts:
     if not cards:
         raise ConfigError(f"--url {http.base_url} lists no model at /v1/models; start it with one")
     name = model or next(iter(cards))
-    if model is None and len(cards) > 1:
+    # Strata has one model, and lists it under each of its names.
+    if model is None and len(cards) > 1 and cards[name].get("owned_by") != "strata":
         raise ConfigError(
             f"--url {http.base_url} serves several models; give --model, one of {', '.join(cards)}"
         )
