@@ -28,6 +28,11 @@ KINDS = ("default", "byte level, offsets trimmed", "sentence piece", "sentence p
 EMOJI = "😀a é漢😀b"
 LIKELIEST = range(120, 260, 10)
 """In every place; all vocabularies have bytes there."""
+TEXTS = st.text(min_size=1, max_size=12) | st.lists(
+    st.sampled_from([" the", " paris", " ", "  ", "a", "é", "漢字", " 😀", "👩\u200d👧", "\n", "<|im_end|>"]),
+    min_size=1,
+    max_size=8,
+).map("".join)
 Row = tuple[str, int]
 """A token as it is shown, and its offset."""
 
@@ -122,7 +127,7 @@ def test_characters_of_several_tokens(stream: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=120, deadline=None)
-@given(data=st.data(), prompt=st.text(min_size=1, max_size=12), answer=st.text(min_size=1, max_size=12))
+@given(data=st.data(), prompt=TEXTS, answer=TEXTS)
 def test_the_bytes_of_all_tokens_are_the_text(kind: str, data: Any, prompt: str, answer: str) -> None:
     tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(answer, add_special_tokens=False)
@@ -169,7 +174,7 @@ def test_a_whole_token_stands_at_its_offset(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stream", [False, True])
 @settings(max_examples=60, deadline=None)
-@given(answer=st.text(min_size=1, max_size=12))
+@given(answer=TEXTS)
 def test_the_bytes_of_a_chat_are_its_text(kind: str, stream: bool, answer: str) -> None:
     tokenizer = tokenizer_of(kind)
     ids = tokenizer.encode(answer, add_special_tokens=False)
