@@ -101,6 +101,44 @@ def test_chat_logprobs(served: Served) -> None:
         assert each.top_logprobs[0].token == each.token, "a greedy token is the likeliest one"
 
 
+def test_logprobs_of_characters_split_over_tokens(served: Served) -> None:
+    prompt = "😀a é漢😀b"
+    choice = served.complete(prompt=prompt, echo=True, logprobs=1, max_tokens=1)["choices"][0]
+    columns, text = choice["logprobs"], choice["text"]
+    face = [r"bytes:\xf0\x9f", r"bytes:\x98", r"bytes:\x80"]
+    due = [*face, "a", " é", r"bytes:\xe6", r"bytes:\xbc", r"bytes:\xa2", *face, "b"]
+    assert columns["tokens"][:-1] == due
+    assert columns["text_offset"] == [0, 0, 0, 1, 2, 4, 4, 4, 5, 5, 5, 6, 7]
+    assert text == prompt + columns["tokens"][-1]
+    pairs = zip(columns["tokens"][1:], columns["top_logprobs"][1:], strict=True)
+    assert all(token in top for token, top in pairs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_bytes_of_a_chat_are_its_text(served: Served, stream: bool) -> None:
+    asked: dict[str, Any] = {
+        "model": "default",
+        "messages": [{"role": "user", "content": "Smile."}],
+        "logprobs": True,
+        "top_logprobs": 5,
+        "extra_body": {"guided_choice": ["😀 漢字"]},
+    }
+    if stream:
+        choices = [chunk.choices[0] for chunk in served.openai.chat.completions.create(**asked, stream=True)]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        found = [token for choice in choices if choice.logprobs for token in choice.logprobs.content or ()]
+    else:
+        whole = served.openai.chat.completions.create(**asked).choices[0]
+        assert whole.logprobs is not None
+        text, found = whole.message.content or "", whole.logprobs.content or []
+    end = served.engine.tokenizer.token_text(min(served.engine.tokenizer.eos_token_ids))
+    tokens = [token for token in found if token.token != end]
+    assert text == "😀 漢字" and len(tokens) > len(text)
+    assert b"".join(bytes(token.bytes or ()) for token in tokens) == text.encode()
+    for token in tokens:
+        assert len({each.token for each in token.top_logprobs}) == 5
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_json_fits_its_schema(served: Served, stream: bool) -> None:
     schema = {

@@ -24,6 +24,11 @@ WORDS = ["Ġparis", "abcd"]
 """Tokens that no merge leads to."""
 TOKENS = [*BYTES, *("".join(merge) for merge in MERGES), *WORDS, *SPECIAL]
 
+PIECES = ["▁", "t", "h", "e", "a", "b", "th", "he", "the", "▁the", "▁a", "ab", "▁▁", "ba", "▁t"]
+CONTROLS = ["<unk>", "<s>", "</s>"]
+BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
+SPM_TOKENS = [*CONTROLS, *BYTE_PIECES, *PIECES]
+
 
 def byte_level(pre: str, **more: Any) -> dict[str, Any]:
     """A tokenizer of bytes, a few merges and special tokens."""
@@ -38,6 +43,24 @@ def byte_level(pre: str, **more: Any) -> dict[str, Any]:
         "eos_token_id": TOKENS.index("<|end|>"),
         "eot_token_id": TOKENS.index("<|turn|>"),
         "chat_template": TEMPLATE,
+        **more,
+    }
+
+
+def sentence_piece(scores: list[float] | None = None, **more: Any) -> dict[str, Any]:
+    """A SentencePiece tokenizer of bytes and a few pieces, which begins every text with `<s>` and a space."""
+    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]
+    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(PIECES)
+    own = scores or [-float(place) for place in range(len(PIECES))]
+    return {
+        "tokenizer_model": "llama",
+        "tokenizer_pre": "default",
+        "token_list": SPM_TOKENS,
+        "token_types": kinds,
+        "token_scores": [0.0] * (len(SPM_TOKENS) - len(PIECES)) + own,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unk_token_id": 0,
         **more,
     }
 

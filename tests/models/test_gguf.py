@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 from families import LLAMA3_ROPE, VARIANTS, tiny
-from gguf_files import MERGES, SPECIAL, TOKENS, WORDS, byte_level, fields_of, write_gguf
+from gguf_files import (
+    MERGES,
+    PIECES,
+    SPECIAL,
+    SPM_TOKENS,
+    TOKENS,
+    WORDS,
+    byte_level,
+    fields_of,
+    sentence_piece,
+    write_gguf,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
@@ -158,29 +169,6 @@ def test_composed_and_decomposed_characters_are_the_same_to_qwen() -> None:
     one, two = "caf\u00e9", "cafe\u0301"
     assert qwen.encode(one).ids == qwen.encode(two).ids
     assert other.encode(one).ids != other.encode(two).ids
-
-
-PIECES = ["▁", "t", "h", "e", "a", "b", "th", "he", "the", "▁the", "▁a", "ab", "▁▁", "ba", "▁t"]
-CONTROLS = ["<unk>", "<s>", "</s>"]
-BYTE_PIECES = [f"<0x{byte:02X}>" for byte in range(256)]
-SPM_TOKENS = [*CONTROLS, *BYTE_PIECES, *PIECES]
-
-
-def sentence_piece(scores: list[float] | None = None, **more: Any) -> dict[str, Any]:
-    kinds = [gguf.TokenType.UNKNOWN, *[gguf.TokenType.CONTROL] * 2]
-    kinds += [gguf.TokenType.BYTE] * 256 + [gguf.TokenType.NORMAL] * len(PIECES)
-    own = scores or [-float(place) for place in range(len(PIECES))]
-    return {
-        "tokenizer_model": "llama",
-        "tokenizer_pre": "default",
-        "token_list": SPM_TOKENS,
-        "token_types": kinds,
-        "token_scores": [0.0] * (len(SPM_TOKENS) - len(PIECES)) + own,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "unk_token_id": 0,
-        **more,
-    }
 
 
 def merged_by_score(text: str, scores: list[float]) -> list[str]:

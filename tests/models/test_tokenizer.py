@@ -6,6 +6,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from gguf_files import SPM_TOKENS, fields_of, sentence_piece
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer
 from strata.errors import ModelError, RequestError
 from strata.models import LoadedModel, Tokenizer, load_config
 from strata.models.config import ModelConfig, parse_config
+from strata.models.gguf_tokenizer import build_tokenizer
 
 TEXTS = [
     "",
@@ -104,6 +106,30 @@ def test_streamed_text_is_the_text(tokenizer: Tokenizer, text: str) -> None:
     expected = tokenizer.decode(ids, skip_special_tokens=False)
     assert "".join(pieces) + stream.finish() == expected
     assert all(expected.startswith("".join(pieces[:count])) for count in range(len(pieces) + 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, len(SPM_TOKENS)), max_size=40), skip=st.booleans(), text=st.text(max_size=20)
+)
+def test_sentence_piece_streams_to_its_decoding(ids: list[int], skip: bool, text: str) -> None:
+    tokenizer = Tokenizer(build_tokenizer(fields_of(sentence_piece())), {}, small_config())
+    for tokens in (ids, tokenizer.encode(text)):
+        stream = tokenizer.detokenizer(skip_special_tokens=skip)
+        streamed = "".join([stream.push(token) for token in tokens]) + stream.finish()
+        assert streamed == tokenizer.decode(tokens, skip_special_tokens=skip)
+    assert streamed == text.replace("▁", " ") or not skip
+
+
+def test_characters_beside_bytes_that_are_none_stay_what_they_are() -> None:
+    """The decoder of SentencePiece gives up all bytes of a row for one, also for one that is still to come."""
+    fast = build_tokenizer(fields_of(sentence_piece()))
+    tokenizer = Tokenizer(fast, {}, small_config())
+    ids = tokenizer.encode("漢字")[:-1]
+    assert fast.decode(ids) == "\ufffd" * 5
+    assert tokenizer.decode(ids) == "漢\ufffd"
+    stream = tokenizer.detokenizer()
+    assert "".join(map(stream.push, tokenizer.encode("😀😀漢字"))) == "😀😀漢字"
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -64,6 +64,15 @@ class FakeTokenizer:
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 
+    def token_bytes(self, token_id: int, begins: bool = False) -> bytes:
+        return chr(token_id).encode()
+
+    def is_shown(self, token_id: int, skip_special_tokens: bool) -> bool:
+        return True
+
+    def token_offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(range(len(text)))
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

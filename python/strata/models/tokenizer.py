@@ -1,12 +1,14 @@
 """Text to token ids and back: a thin layer over `tokenizers`, the model's chat template, and safe streaming.
 
-Streaming never shows half a character: text is held back while it could still be the start of a longer UTF-8
-sequence.
+A text is the bytes of its tokens, with U+FFFD for those that are no UTF-8. Streaming never shows half a character: its
+bytes are held back until it is whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -17,13 +19,12 @@ import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from strata.errors import ModelError, RequestError
 from strata.models.config import ModelConfig, read_json
 
 REPLACEMENT_CHARACTER = "\ufffd"
-# An unfinished UTF-8 sequence has at most three bytes, and decoders show at most one replacement for each.
-LONGEST_UNFINISHED = 3
 _MOMENTS = (datetime(2001, 2, 3, 4, 5), datetime(2012, 11, 25, 16, 17))
 """Two that differ in all that a template may write of a date or a time."""
 _TEMPLATE_ERRORS = (
@@ -36,6 +37,8 @@ _TEMPLATE_ERRORS = (
     RecursionError,
 )
 """What a template may raise over messages and tools that it was not written for."""
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+"""How SentencePiece spells a token of one byte."""
 SPECIAL_TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -43,14 +46,17 @@ class Tokenizer:
     """The tokenizer of one model folder."""
 
     def __init__(self, fast: FastTokenizer, settings: Mapping[str, Any], config: ModelConfig) -> None:
-        self._fast = fast
+        self._fast = _without_trimmed_offsets(fast)
         self._special_tokens = {
             role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)
         }
         self._template_source = _template_source(settings.get("chat_template"))
         self._template = _compile_template(self._template_source, self._strftime_now)
         self._template_variables = _variables_of(self._template, self._template_source)
-        self._token_texts: dict[int, str] = {}
+        self._token_bytes: dict[int, bytes] = {}
+        self._special_ids = {
+            token_id for token_id, token in fast.get_added_tokens_decoder().items() if token.special
+        }
         self._now: datetime | None = None
         self.template_writes_date: bool = self._writes_date()
         """Whether a chat's prompt holds the date or the time: then tomorrow's prompt is another one from there on."""
@@ -116,6 +122,14 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ``token_ids``; bytes that are no UTF-8 become U+FFFD."""
+        text = self._decode(token_ids, skip_special_tokens)
+        if REPLACEMENT_CHARACTER in text:
+            # Some decoders show whole characters so too, where bytes beside them are no UTF-8.
+            stream = self.detokenizer(skip_special_tokens)
+            text = "".join(map(stream.push, token_ids)) + stream.finish()
+        return text
+
+    def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         text: str = self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -131,12 +145,45 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The text of one token in the middle of others, special tokens included; bytes that are no UTF-8 become
         U+FFFD."""
-        text = self._token_texts.get(token_id)
-        if text is None:
-            # Some decoders drop the space at a text's beginning: the second of two is not the beginning.
-            one, two = (self.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
-            text = self._token_texts[token_id] = two[len(one) :]
-        return text
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int, begins: bool = False) -> bytes:
+        """What one token adds to a text's UTF-8, be it a part of a character alone. ``begins``: the text begins with
+        it, where some decoders drop a space. Empty for an id that is no token."""
+        if begins:
+            return self._bytes_of(token_id, self._decode([token_id]))
+        data = self._token_bytes.get(token_id)
+        if data is None:
+            # The second of two is not the beginning.
+            one, two = (self._decode([token_id] * count) for count in (1, 2))
+            data = self._token_bytes[token_id] = self._bytes_of(token_id, two[len(one) :])
+        return data
+
+    def _bytes_of(self, token_id: int, text: str) -> bytes:
+        """A token that ends or begins inside a character has no text: its spelling tells which bytes it has."""
+        spelling = self._fast.id_to_token(token_id) if REPLACEMENT_CHARACTER in text else None
+        if spelling is None:
+            return text.encode()
+        if byte := _BYTE_TOKEN.fullmatch(spelling):
+            return bytes.fromhex(byte[1])
+        if all(letter in _BYTES_BY_LETTER for letter in spelling):
+            return bytes(_BYTES_BY_LETTER[letter] for letter in spelling)
+        return text.encode()
+
+    def is_shown(self, token_id: int, skip_special_tokens: bool) -> bool:
+        """Whether a text that is decoded so has this token in it."""
+        skipped = skip_special_tokens and token_id in self._special_ids
+        return not skipped and self._fast.id_to_token(token_id) is not None
+
+    def token_offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Where each token of `encode` begins in ``text``, in characters. Those of one character have its offset; a
+        token that the text does not have, such as one that begins every prompt, has that of the next."""
+        offsets: list[int] = []
+        furthest = 0
+        for start, end in self._fast.encode(text, add_special_tokens=add_special_tokens).offsets:
+            offsets.append(start if start < end else furthest)
+            furthest = max(furthest, end)
+        return offsets
 
     def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
         """A fresh state for streaming one answer."""
@@ -168,37 +215,20 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._ids: list[int] = []
-        self._shown = 0
-        # The tokens before this index are context: some decoders treat the first token of a text differently.
-        self._context_length = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begins = True
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; empty while a character is unfinished."""
-        self._ids.append(token_id)
-        text = self._text()
-        unfinished = len(text) - len(text.rstrip(REPLACEMENT_CHARACTER))
-        stable = max(len(text) - min(unfinished, LONGEST_UNFINISHED), self._shown)
-        piece = text[self._shown : stable]
-        self._shown = stable
-        if not unfinished and not piece:
-            # A special token that shows nothing; kept, a long run of them would be decoded again and again.
-            self._ids.pop()
-        elif not unfinished:
-            del self._ids[: self._context_length]
-            self._context_length = len(self._ids)
-            self._shown = len(self._text())
-        return piece
+        if not self._tokenizer.is_shown(token_id, self._skip_special_tokens):
+            return ""
+        data = self._tokenizer.token_bytes(token_id, self._begins)
+        self._begins = False
+        return self._characters.decode(data)
 
     def finish(self) -> str:
         """What is still held back, at the end of the answer."""
-        text = self._text()
-        piece = text[self._shown :]
-        self._shown = len(text)
-        return piece
-
-    def _text(self) -> str:
-        return self._tokenizer.decode(self._ids, self._skip_special_tokens)
+        return self._characters.decode(b"", final=True)
 
 
 def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
@@ -221,6 +251,27 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     if template_path.is_file():
         settings["chat_template"] = template_path.read_text(encoding="utf-8")
     return Tokenizer(fast, settings, config)
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """Byte-level vocabularies write each byte as one printable character: itself, or else one from U+0100 on, in the
+    order of the bytes."""
+    alphabet = set(ByteLevel.alphabet())
+    others = iter(sorted(letter for letter in alphabet if ord(letter) > 0xFF))
+    return {(chr(byte) if chr(byte) in alphabet else next(others)): byte for byte in range(256)}
+
+
+_BYTES_BY_LETTER = _letters_of_bytes()
+
+
+def _without_trimmed_offsets(fast: FastTokenizer) -> FastTokenizer:
+    """The tokenizer itself, whose tokens begin with their spaces: some folders leave them out of the offsets."""
+    processor = fast.post_processor
+    if processor is not None:
+        state = processor.__getstate__()
+        processor.__setstate__(state.replace(b'"trim_offsets":true', b'"trim_offsets":false'))
+        fast.post_processor = processor
+    return fast
 
 
 def _content(token: Any) -> str:

@@ -14,7 +14,7 @@ from strata.engine.api import MOST_LOGPROBS, Chunk, TokenLogprob
 from strata.serve.documented import ChatAnswer, answer
 from strata.serve.errors import ApiError
 from strata.serve.generation import Answer, respond
-from strata.serve.logprobs import chat_logprobs, token_text_of
+from strata.serve.logprobs import ShownTokens, chat_logprobs
 from strata.serve.long_texts import encode_within_context
 from strata.serve.messages import Conversation
 from strata.serve.protocol import GenerationBody
@@ -48,6 +48,8 @@ class _Choice:
     """What one streamed choice has said so far."""
 
     parser: ToolCallParser | None
+    tokens: ShownTokens | None
+    """Those of the answer, if their log probabilities are wanted."""
     role_said: bool = False
     calls_said: int = 0
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -66,7 +68,7 @@ class ChatDialect:
             "system_fingerprint": None,
         }
         self._body = body
-        self._text_of = token_text_of(tokenizer, bool(body.return_tokens_as_token_ids))
+        self._tokenizer = tokenizer
         self._parses_calls = body.offers_tools() and tokenizer.template_marks_tool_calls
         self._choices: dict[int, _Choice] = {}
         self._prompt_ids: dict[str, list[int]] = {}
@@ -79,14 +81,15 @@ class ChatDialect:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """One choice that is not streamed."""
-        text, calls = self._parsed(self._new_choice(), "".join(answer.text), ends=True)
+        choice = self._new_choice()
+        text, calls = self._parsed(choice, "".join(answer.text), ends=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message = {**message, "content": text or None, "tool_calls": [call.body() for call in calls]}
         return {
             "index": answer.index,
             "message": message,
-            "logprobs": self._logprobs(answer.logprobs),
+            "logprobs": chat_logprobs(answer.logprobs, choice.tokens) if choice.tokens else None,
             "finish_reason": _reason(answer.finish_reason, bool(calls)),
             "stop_reason": answer.stopped_by,
             **self._ids(answer),
@@ -94,7 +97,9 @@ class ChatDialect:
 
     def piece(self, answer: Answer, chunk: Chunk) -> dict[str, Any] | None:
         """One streamed piece, once there is something to show; the first names the role."""
-        choice = self._choices.setdefault(answer.index, self._new_choice())
+        if answer.index not in self._choices:
+            self._choices[answer.index] = self._new_choice()
+        choice = self._choices[answer.index]
         text, calls = self._parsed(choice, chunk.text, ends=chunk.finish_reason is not None)
         choice.logprobs += chunk.logprobs
         if not text and not calls and not chunk.finish_reason:
@@ -111,7 +116,7 @@ class ChatDialect:
         return {
             "index": answer.index,
             "delta": delta,
-            "logprobs": self._logprobs(logprobs),
+            "logprobs": chat_logprobs(logprobs, choice.tokens) if choice.tokens else None,
             "finish_reason": _reason(chunk.finish_reason, choice.calls_said > 0),
             "stop_reason": answer.stopped_by,
             **self._ids(answer),
@@ -126,7 +131,11 @@ class ChatDialect:
         return ids
 
     def _new_choice(self) -> _Choice:
-        return _Choice(ToolCallParser() if self._parses_calls else None)
+        body, tokens = self._body, None
+        if body.logprobs:
+            as_ids = bool(body.return_tokens_as_token_ids)
+            tokens = ShownTokens(self._tokenizer, as_ids, body.skip_special_tokens is not False)
+        return _Choice(ToolCallParser() if self._parses_calls else None, tokens)
 
     def _parsed(self, choice: _Choice, text: str, ends: bool) -> tuple[str, list[ToolCall]]:
         if choice.parser is None:
@@ -136,9 +145,6 @@ class ChatDialect:
             rest, last = choice.parser.finish()
             return shown + rest, calls + last
         return shown, calls
-
-    def _logprobs(self, entries: list[TokenLogprob]) -> dict[str, Any] | None:
-        return chat_logprobs(entries, self._text_of) if self._body.logprobs else None
 
 
 def _reason(finish_reason: str | None, called: bool) -> str | None:
