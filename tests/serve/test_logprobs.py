@@ -76,7 +76,7 @@ def completion(
     body = CompletionBody(prompt=prompt, stream=stream, **{"logprobs": 5, "echo": True, **fields})
     dialect = CompletionDialect("default", body, tokenizer)
     tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-    answer = Answer(0, tokens, SimpleNamespace())  # type: ignore[arg-type]
+    answer = Answer(0, tokens, SimpleNamespace(), max_tokens=len(ids))  # type: ignore[arg-type]
     if body.echo:
         answer.own_prompt_logprobs = (None, *map(scored, tokens[1:]))
     choices: list[Any] = []
@@ -181,7 +181,7 @@ def test_the_bytes_of_a_chat_are_its_text(kind: str, stream: bool, answer: str) 
     assume(ids and tokenizer.decode(ids) == answer)
     body = ChatBody(messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, stream=stream)
     dialect = ChatDialect("default", body, tokenizer)
-    reply = Answer(0, [1], SimpleNamespace())  # type: ignore[arg-type]
+    reply = Answer(0, [1], SimpleNamespace(), max_tokens=len(ids))  # type: ignore[arg-type]
     choices: list[Any] = []
     for chunk in chunks_of(tokenizer, ids, True, ""):
         reply.add(chunk)
