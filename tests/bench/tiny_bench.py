@@ -27,7 +27,9 @@ class CharacterTokenizer:
         """Some text of equal length."""
         return "".join(chr(ord("!") + token) for token in token_ids)
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> CharacterDetokenizer:
+    def detokenizer(
+        self, skip_special_tokens: bool = True, before: Sequence[int] = ()
+    ) -> CharacterDetokenizer:
         """A fresh state for one answer."""
         return CharacterDetokenizer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ class CharacterTokenizer:
 
     eos_token_ids = frozenset({5})
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> CharacterDetokenizer:
+    def detokenizer(
+        self, skip_special_tokens: bool = True, before: Sequence[int] = ()
+    ) -> CharacterDetokenizer:
         return CharacterDetokenizer()
 
 

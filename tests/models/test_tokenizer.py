@@ -121,6 +121,19 @@ def test_sentence_piece_streams_to_its_decoding(ids: list[int], skip: bool, text
     assert streamed == text.replace("▁", " ") or not skip
 
 
+def test_an_answer_goes_on_where_the_prompts_text_ends() -> None:
+    """SentencePiece drops the space that begins a text: "the" and "the" must not come to "thethe"."""
+    tokenizer = Tokenizer(build_tokenizer(fields_of(sentence_piece())), {}, small_config())
+    prompt, word = tokenizer.encode("the"), tokenizer.encode("the", add_special_tokens=False)
+    begin = prompt[: len(prompt) - len(word)]
+
+    def shown(before: list[int]) -> str:
+        stream = tokenizer.detokenizer(before=before)
+        return "".join(map(stream.push, word)) + stream.finish()
+
+    assert begin and (shown(prompt), shown(begin), shown([])) == (" the", "the", "the")
+
+
 def test_characters_beside_bytes_that_are_none_stay_what_they_are() -> None:
     """The decoder of SentencePiece gives up all bytes of a row for one, also for one that is still to come."""
     fast = build_tokenizer(fields_of(sentence_piece()))

@@ -67,6 +67,9 @@ class FakeTokenizer:
     def token_bytes(self, token_id: int, begins: bool = False) -> bytes:
         return chr(token_id).encode()
 
+    def is_empty(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> bool:
+        return not token_ids
+
     def is_shown(self, token_id: int, skip_special_tokens: bool) -> bool:
         return True
 

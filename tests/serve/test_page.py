@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -433,7 +433,7 @@ class TinyTokenizer:
     def token_text(self, token_id: int) -> str:
         return f"{token_id} "
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Any:
+    def detokenizer(self, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> Any:
         return self
 
     def push(self, token_id: int) -> str:

@@ -116,7 +116,8 @@ class GenerationRequest:
 
     `cache_salt` isolates tenants: pages of two salts never match. Higher `priority` goes first. Without
     `cache_write` nothing that this request computes is kept for others or written to lower tiers; what is cached
-    already is used either way.
+    already is used either way. An answer that `continues_text` goes on where the prompt's text ends; one that does not,
+    as in a chat, is a text of its own: some tokenizers drop the space before its first word.
     """
 
     prompt_token_ids: Sequence[int]
@@ -124,6 +125,7 @@ class GenerationRequest:
     cache_salt: str = ""
     priority: int = 0
     cache_write: bool = True
+    continues_text: bool = True
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ class Engine:
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos)
         stops = frozenset(token for token in ends if 0 <= token < vocabulary)
         skipping = sampling.skip_special_tokens
-        detokenizer = self.tokenizer.detokenizer(skipping) if self.tokenizer else _TokenTextless()
+        before = request.prompt_token_ids if request.continues_text else ()
+        detokenizer = self.tokenizer.detokenizer(skipping, before) if self.tokenizer else _TokenTextless()
         number = next(self._numbers)
         stream = Stream(number, prompt, self._abort, self._is_alive)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)

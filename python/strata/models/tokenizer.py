@@ -185,9 +185,15 @@ class Tokenizer:
             furthest = max(furthest, end)
         return offsets
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh state for streaming one answer."""
-        return IncrementalDetokenizer(self, skip_special_tokens)
+    def detokenizer(
+        self, skip_special_tokens: bool = True, before: Sequence[int] = ()
+    ) -> IncrementalDetokenizer:
+        """A fresh state for streaming one answer, whose text goes on where that of the tokens ``before`` ends."""
+        return IncrementalDetokenizer(self, skip_special_tokens, self.is_empty(before, skip_special_tokens))
+
+    def is_empty(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> bool:
+        """Whether these tokens have no text, so that what follows them begins one."""
+        return not any(self.is_shown(int(token_id), skip_special_tokens) for token_id in token_ids)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **variables: Any
@@ -212,11 +218,11 @@ class Tokenizer:
 class IncrementalDetokenizer:
     """Turns token ids into text as they arrive; all pieces and `finish` together equal the whole text."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, begins: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begins = True
+        self._begins = begins
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes; empty while a character is unfinished."""

@@ -27,6 +27,7 @@ class ChatBody(GenerationBody, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
     prompt_field = "messages"
+    continues_text = False
 
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)

@@ -85,7 +85,7 @@ class CompletionDialect:
         prompt = self._prompt(answer.index // self._body.choices()) if self._body.echo else _Prompt("", None)
         wanted = self._body.logprobs is not None
         skips = self._body.skip_special_tokens is not False
-        choice = _Choice(self._tokens(skips, len(prompt.text)) if wanted else None)
+        choice = _Choice(self._tokens(skips, len(prompt.text), answer.prompt) if wanted else None)
         self._choices[answer.index] = choice
         if answer.prompt_logprobs:
             # A text does not show the special tokens that the tokenizer adds to it.
@@ -93,9 +93,9 @@ class CompletionDialect:
             choice.columns.add(answer.prompt, answer.prompt_logprobs, tokens, prompt.offsets)
         return prompt.text
 
-    def _tokens(self, skip_special: bool, start: int = 0) -> ShownTokens:
+    def _tokens(self, skip_special: bool, start: int = 0, before: Sequence[int] = ()) -> ShownTokens:
         as_ids = bool(self._body.return_tokens_as_token_ids)
-        return ShownTokens(self._tokenizer, as_ids, skip_special, start)
+        return ShownTokens(self._tokenizer, as_ids, skip_special, start, before)
 
     def _prompt(self, number: int) -> _Prompt:
         if number not in self._prompts:

@@ -259,7 +259,9 @@ def _request(
     keep = body.cache_write is not False
     sampling = replace(sampling, max_tokens=limit)
     # Over HTTP lower goes first, as vLLM has it; in the engine higher does.
-    return GenerationRequest(ids, sampling, body.cache_salt or "", -(body.priority or 0), keep)
+    return GenerationRequest(
+        ids, sampling, body.cache_salt or "", -(body.priority or 0), keep, body.continues_text
+    )
 
 
 async def _collect(service: Service, answers: Sequence[Answer]) -> None:

@@ -24,16 +24,22 @@ class ShownTokens:
     """
 
     def __init__(
-        self, tokenizer: Any, as_ids: bool = False, skip_special: bool = True, start: int = 0
+        self,
+        tokenizer: Any,
+        as_ids: bool = False,
+        skip_special: bool = True,
+        start: int = 0,
+        before: Sequence[int] = (),
     ) -> None:
-        """The text begins `start` characters after the one that offsets count from."""
+        """The text begins `start` characters after the one that offsets count from, and goes on with that of the tokens
+        `before`."""
         self._tokenizer = tokenizer
         self._as_ids = as_ids or tokenizer is None
         self._skip_special = skip_special
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         self._place = start
         """Characters of the text that are whole, and of what is before it."""
-        self._begins = True
+        self._begins = tokenizer is None or tokenizer.is_empty(before, skip_special)
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes of a token in the present place."""

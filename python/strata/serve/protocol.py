@@ -125,6 +125,8 @@ class GenerationBody(FormatFields):
     model_config = ConfigDict(extra="allow")
     prompt_field: ClassVar[str] = "prompt"
     """The field that errors about the prompt's length name."""
+    continues_text: ClassVar[bool] = True
+    """Whether the answer goes on with the prompt's text."""
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0, lt=_TOO_LARGE)
