@@ -12,6 +12,7 @@ import pytest
 from strata.config import CacheOptions, StrataConfig, format_size, parse_size, read_config
 from strata.config.knobs import Knob, flag_of, knobs_of
 from strata.config.machine import available_memory, disk_space, folder_bytes
+from strata.config.options import ModelOptions
 from strata.config.other_servers import COUNTERPARTS
 from strata.config.sources import PARTS
 from strata.errors import ConfigError
@@ -82,8 +83,12 @@ class TestSources:
     def test_several_names(self, flags: tuple[str, ...], variables: dict[str, str]) -> None:
         assert read(*flags, **variables).model.names("own") == ("a", "b/c")
         assert read().model.names("own") == ("own",)
+        with pytest.raises(ConfigError, match=r"--served-model-name is one text; give a tuple of texts"):
+            ModelOptions(served_model_name="abc")  # type: ignore[arg-type]
 
-    def test_an_argument_without_a_flag_is_the_model_of_a_server(self) -> None:
+    def test_a_first_argument_that_is_no_flag_is_the_model_of_a_server(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         variables = {"STRATA_DISK_CAPACITY": "0", "STRATA_MODEL": "another"}
 
         def model(*words: str) -> StrataConfig:
@@ -91,8 +96,8 @@ class TestSources:
 
         for words in (
             ["org/name", "--port", "8001"],
-            ["--port", "8001", "org/name"],
-            ["--insecure", "--port=1", "org/name"],
+            ["org/name"],
+            ["org/name", "--served-model-name", "a", "b"],
         ):
             config = model(*words)
             assert config.model.model == "org/name" and config.origin("model") == "argument MODEL"
@@ -101,8 +106,15 @@ class TestSources:
             ConfigError, match=r"named twice, as 'org/name' and by --model 'default'; give it once"
         ):
             model("org/name", "--model", "default")
-        with pytest.raises(SystemExit):
-            model("org/name", "org/other")
+        for words in (
+            ["org/name", "org/other"],
+            ["--port", "8001", "org/name"],
+            ["--api-key", "k", "org/name"],
+            ["--", "org/name"],
+        ):
+            with pytest.raises(SystemExit):
+                model(*words)
+            assert "a model comes before all flags" in capsys.readouterr().err or words[0] == "--"
 
     def test_names_are_unique_and_documented(self) -> None:
         names = [name for options in PARTS.values() for name in knobs_of(options)]

@@ -134,6 +134,13 @@ def test_an_answer_goes_on_where_the_prompts_text_ends() -> None:
     assert begin and (shown(prompt), shown(begin), shown([])) == (" the", "the", "the")
 
 
+def test_a_decoder_that_looks_ahead_is_refused() -> None:
+    fast = FastTokenizer(models.BPE(vocab={"a": 0, "a</w>": 1}, merges=[]))
+    fast.decoder = decoders.Sequence([decoders.BPEDecoder(suffix="</w>")])
+    with pytest.raises(ModelError, match="BPEDecoder writes a token by what follows it"):
+        Tokenizer(fast, {}, small_config())
+
+
 def test_characters_beside_bytes_that_are_none_stay_what_they_are() -> None:
     """The decoder of SentencePiece gives up all bytes of a row for one, also for one that is still to come."""
     fast = build_tokenizer(fields_of(sentence_piece()))

@@ -341,10 +341,11 @@ def test_json_may_name_its_charset(served: RunningServer) -> None:
 
 
 class TestSettings:
-    """Keys come one after the other, by commas, from the environment, or as a list."""
+    """Keys come by a flag each, by commas, from the environment, or as a list."""
 
     @pytest.mark.parametrize(
-        "flags", [("--api-key", "a", "b"), ("--api-key", "a,b"), ("--api-key", "a", "--api-key", "b")]
+        "flags",
+        [("--api-key", "a,b"), ("--api-key=a", "--api-key", "b"), ("--api-key", "a", "--api-key", "b")],
     )
     def test_several_keys(self, flags: tuple[str, ...]) -> None:
         config = read_config([*flags, "--port", "9000"], {"STRATA_DISK_CAPACITY": "0"})

@@ -120,8 +120,12 @@ def test_token_ids_of_a_chat(served: RunningServer, stream: bool) -> None:
     )
     objects = events_of(answer.text)[:-1] if stream else [answer.json()]
     assert [token for each in objects for token in each["choices"][0]["token_ids"]] == list(map(ord, "Hey"))
-    shown = [each["prompt_token_ids"] for each in objects if "prompt_token_ids" in each]
-    assert shown == [list(map(ord, "<user>Hi<assistant>"))]
+    several = served.http.post(
+        "/v1/chat/completions", json={**CHAT, "n": 3, "return_token_ids": True, "stream": stream}
+    )
+    for answered in (objects, events_of(several.text)[:-1] if stream else [several.json()]):
+        shown = [each["prompt_token_ids"] for each in answered if "prompt_token_ids" in each]
+        assert shown == [list(map(ord, "<user>Hi<assistant>"))]
     assert "token_ids" not in served.http.post("/v1/chat/completions", json=CHAT).json()["choices"][0]
 
 
@@ -227,9 +231,18 @@ def test_tool_messages_reach_the_template(served: RunningServer) -> None:
     assert prompt == "<user>Hi<assistant><call>{'city': 'Bonn'}<tool>rain<assistant>"
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_what_an_assistant_thought_reaches_the_template(served: RunningServer, name: str) -> None:
-    messages = [*CHAT["messages"], {"role": "assistant", name: "Hm. ", "content": "Hello"}, *CHAT["messages"]]
+@pytest.mark.parametrize(
+    "thought",
+    [
+        {"reasoning_content": "Hm. "},
+        {"reasoning": "Hm. ", "reasoning_content": None},
+        {"reasoning_content": "Hm. ", "reasoning": {"effort": "low"}},
+    ],
+)
+def test_what_an_assistant_thought_reaches_the_template(
+    served: RunningServer, thought: dict[str, Any]
+) -> None:
+    messages = [*CHAT["messages"], {"role": "assistant", **thought, "content": "Hello"}, *CHAT["messages"]]
     served.http.post("/v1/chat/completions", json={"messages": messages}).raise_for_status()
     prompt = served.engine.tokenizer.decode(served.engine.streams[0].request.prompt_token_ids)
     assert prompt == "<user>Hi<assistant>Hm. Hello<user>Hi<assistant>"

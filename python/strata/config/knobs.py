@@ -158,6 +158,8 @@ def check_part(options: Any) -> None:
     """Checks every field of an options object against its knob. Raises ConfigError."""
     for name, (_, knob) in knobs_of(type(options)).items():
         value = getattr(options, name)
+        if knob.several and isinstance(value, str):
+            raise ConfigError(f"{flag_of(name)} is one text; give a tuple of texts, such as ('...',)")
         below = knob.least is not None and not value >= knob.least
         above = knob.most is not None and not value <= knob.most
         if below or above or (knob.choices and value not in knob.choices):

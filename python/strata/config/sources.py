@@ -76,17 +76,18 @@ def read_config(
     program: str = "strata serve",
     takes_model: bool = False,
 ) -> StrataConfig:
-    """Settings from command line arguments, the environment and the TOML file of `--config`. With `takes_model` an
-    argument that belongs to no flag is the model.
+    """Settings from command line arguments, the environment and the TOML file of `--config`. With `takes_model` a first
+    argument that is no flag is the model.
 
     Raises ConfigError; leaves through SystemExit for `--help`, `--print-config` and unknown flags, as
     argparse does.
     """
     variables = os.environ if environment is None else environment
     parser = build_parser(program, takes_model)
-    known, others = parser.parse_known_args(arguments)
+    model = arguments[0] if takes_model and arguments and not arguments[0].startswith("-") else None
+    known, others = parser.parse_known_args(arguments if model is None else arguments[1:])
     given = vars(known)
-    model = _model_among(others, parser, takes_model)
+    _refuse(others, parser, takes_model)
     if model is not None and "model" in given:
         raise ConfigError(
             f"the model is named twice, as {model!r} and by --model {given['model']!r}; give it once"
@@ -116,7 +117,7 @@ def build_parser(program: str, takes_model: bool = False) -> argparse.ArgumentPa
         usage="%(prog)s [MODEL] [flags]" if takes_model else "%(prog)s [flags]",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description=("MODEL is another way to give --model. " if takes_model else "")
+        description=("MODEL, before all flags, is another way to give --model. " if takes_model else "")
         + "Every flag --some-name can also be given as STRATA_SOME_NAME or, in TOML, some-name; "
         "a flag wins over the environment, the environment over the file.",
     )
@@ -136,16 +137,17 @@ def build_parser(program: str, takes_model: bool = False) -> argparse.ArgumentPa
                 flag_of(name),
                 dest=name,
                 metavar="{" + ",".join(knob.choices) + "}" if knob.choices else name.upper(),
-                action="extend" if knob.several else "store",
-                nargs="+" if knob.several else "?" if is_switch else None,
+                # A word too much behind a key must not become a key.
+                action="append" if knob.secret else "extend" if knob.several else "store",
+                nargs="?" if is_switch else "+" if knob.several and not knob.secret else None,
                 const="true" if is_switch else None,
                 help=help_of(spec, knob).replace("%", "%%"),
             )
     return parser
 
 
-def _model_among(others: Sequence[str], parser: argparse.ArgumentParser, takes_model: bool) -> str | None:
-    """The model among what no flag took; leaves as argparse does if there is anything else."""
+def _refuse(others: Sequence[str], parser: argparse.ArgumentParser, takes_model: bool) -> None:
+    """Leaves as argparse does if there is anything that no flag took."""
     for word in others:
         flag = word.partition("=")[0]
         if flag in COUNTERPARTS:
@@ -155,9 +157,9 @@ def _model_among(others: Sequence[str], parser: argparse.ArgumentParser, takes_m
             parser.error(
                 f"{flag} is no flag; {f'did you mean {close[0]}?' if close else '--help lists them'}"
             )
-    if others and not (takes_model and len(others) == 1):
-        parser.error(f"{others[-1]!r} belongs to no flag; --help lists them")
-    return others[0] if others else None
+    if others:
+        first = "; a model comes before all flags" if takes_model else ""
+        parser.error(f"{others[0]!r} belongs to no flag{first}; --help lists them")
 
 
 def help_of(spec: Field[Any], knob: Knob) -> str:

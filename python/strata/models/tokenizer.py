@@ -46,6 +46,7 @@ class Tokenizer:
     """The tokenizer of one model folder."""
 
     def __init__(self, fast: FastTokenizer, settings: Mapping[str, Any], config: ModelConfig) -> None:
+        _check_decoder(fast)
         self._fast = _without_trimmed_offsets(fast)
         self._special_tokens = {
             role: _content(settings[role]) for role in SPECIAL_TOKEN_ROLES if settings.get(role)
@@ -268,6 +269,17 @@ def _letters_of_bytes() -> dict[str, int]:
 
 
 _BYTES_BY_LETTER = _letters_of_bytes()
+
+
+def _check_decoder(fast: FastTokenizer) -> None:
+    """Raises ModelError for a decoder that writes a token by what comes after it: its text cannot be streamed."""
+    state = fast.decoder.__getstate__() if fast.decoder else b""
+    for kind in ("BPEDecoder", "CTC"):
+        if f'"type":"{kind}"'.encode() in state:
+            raise ModelError(
+                f"the tokenizer's decoder {kind} writes a token by what follows it, and such text cannot be streamed; "
+                "use a model whose tokenizer is byte-level BPE or SentencePiece"
+            )
 
 
 def _without_trimmed_offsets(fast: FastTokenizer) -> FastTokenizer:

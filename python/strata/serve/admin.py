@@ -111,7 +111,7 @@ def admin_router(service: Service) -> APIRouter:
     async def model(name: str) -> dict[str, Any]:
         """The model by one of its names."""
         service.check_model(name)
-        return model_card(name)
+        return model_card(name or service.model_name)
 
     @router.get("/health", responses=NOT_NOW)
     @router.head("/health", include_in_schema=False)

@@ -127,8 +127,9 @@ class ChatDialect:
         if not self._body.return_token_ids:
             return {}
         ids = answer.take_ids()
-        if "prompt_token_ids" in ids:
-            self._prompt_ids = {"prompt_token_ids": ids.pop("prompt_token_ids")}
+        prompt_ids = ids.pop("prompt_token_ids", None)
+        if prompt_ids is not None and answer.first is None:
+            self._prompt_ids = {"prompt_token_ids": prompt_ids}
         return ids
 
     def _new_choice(self) -> _Choice:

@@ -130,6 +130,7 @@ class ChatLogprobs(TypedDict):
     """Each token of the answer."""
 
     content: list[ChatTokenLogprob]
+    refusal: None
 
 
 class ChatChoice(TypedDict):

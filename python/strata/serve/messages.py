@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from strata.serve.errors import ApiError
 
@@ -64,9 +64,9 @@ class ChatMessage(BaseModel):
 
     role: str
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    reasoning_content: str | None = Field(
-        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
-    )
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    """Another name for the same; of other clients it is an object of theirs."""
     name: str | None = None
     tool_calls: list[MessageToolCall] | None = Field(None, fail_fast=True)
     tool_call_id: str | None = None
@@ -78,11 +78,14 @@ class ChatMessage(BaseModel):
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         extra = {
-            "reasoning_content": self.reasoning_content,
+            "reasoning_content": self.reasoning_content or self._reasoning(),
             "name": self.name,
             "tool_call_id": self.tool_call_id,
         }
         return {**message, **{name: value for name, value in extra.items() if value is not None}}
+
+    def _reasoning(self) -> str | None:
+        return self.reasoning if isinstance(self.reasoning, str) else None
 
     def _text(self) -> str:
         if not isinstance(self.content, list):
