@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from engine_harness import MakeEngine, Sizes
@@ -13,26 +13,32 @@ from pressure import Load, assert_clean, device_pages, run_clients
 from strata.engine import Engine, ServedModel
 from strata.errors import RequestError
 
+PRESSURE = (
+    "preemptions",
+    "device_evicted_pages",
+    "host_evicted_pages",
+    "prompt_tokens_device",
+    "prompt_tokens_host",
+    "prompt_tokens_disk",
+    "spill_pages",
+)
+
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sixty_four_streams(make_engine: MakeEngine, served: ServedModel, seed: int) -> None:
     load = Load(seed, documents=16, document_tokens=(16, 60), answer_tokens=(1, 40), pause_s=1.0)
     sizes = Sizes(4, device_pages(load, 4, 1.9), 200, 8 << 20)
     engine = make_engine(sizes=sizes)
-    outcome = run_clients(engine, served.model, load)
-    assert_clean(engine, outcome)
-    assert outcome.finished > 40 and outcome.aborted > 5
-    stats = engine.stats()
-    for counter in (
-        "preemptions",
-        "device_evicted_pages",
-        "host_evicted_pages",
-        "prompt_tokens_device",
-        "prompt_tokens_host",
-        "prompt_tokens_disk",
-        "spill_pages",
-    ):
-        assert stats[counter] > 0, f"{counter} is 0: the pressure that this test is about was missing"
+    # Who meets whom in the pool depends on who is quicker: where all pass each other by, others are sent.
+    for again in range(6):
+        outcome = run_clients(engine, served.model, replace(load, seed=seed + 10 * again))
+        assert_clean(engine, outcome)
+        assert outcome.finished > 40 and outcome.aborted > 5
+        stats = engine.stats()
+        missing = [counter for counter in PRESSURE if not stats[counter]]
+        if not missing:
+            return
+    raise AssertionError(f"the pressure that this test is about was missing: {missing} are 0")
 
 
 @dataclass(frozen=True)

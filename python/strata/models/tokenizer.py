@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -167,8 +168,9 @@ class Tokenizer:
             return text.encode()
         if byte := _BYTE_TOKEN.fullmatch(spelling):
             return bytes.fromhex(byte[1])
-        if all(letter in _BYTES_BY_LETTER for letter in spelling):
-            return bytes(_BYTES_BY_LETTER[letter] for letter in spelling)
+        letters = _letters_of_bytes()
+        if all(letter in letters for letter in spelling):
+            return bytes(letters[letter] for letter in spelling)
         return text.encode()
 
     def is_shown(self, token_id: int, skip_special_tokens: bool) -> bool:
@@ -260,15 +262,13 @@ def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
     return Tokenizer(fast, settings, config)
 
 
+@cache
 def _letters_of_bytes() -> dict[str, int]:
     """Byte-level vocabularies write each byte as one printable character: itself, or else one from U+0100 on, in the
     order of the bytes."""
     alphabet = set(ByteLevel.alphabet())
     others = iter(sorted(letter for letter in alphabet if ord(letter) > 0xFF))
     return {(chr(byte) if chr(byte) in alphabet else next(others)): byte for byte in range(256)}
-
-
-_BYTES_BY_LETTER = _letters_of_bytes()
 
 
 def _check_decoder(fast: FastTokenizer) -> None:
