@@ -33,6 +33,23 @@ def by_label(operations: list[Any]) -> Any:
     return pytest.mark.parametrize("operation", operations, ids=lambda operation: operation.label)
 
 
+def undocumented(schema: dict[str, Any], value: Any) -> set[str]:
+    """Keys of an answer that its schema does not name; where it names none, any may be there."""
+    if "$ref" in schema:
+        schema = SCHEMA.raw_schema["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        return set.intersection(*(undocumented(each, value) for each in schema["anyOf"]))
+    if isinstance(value, list):
+        return set().union(*(undocumented(schema.get("items", {}), each) for each in value))
+    named = schema.get("properties")
+    if named is None:
+        return set() if not isinstance(value, dict) or schema.get("type") in (None, "object") else set(value)
+    if not isinstance(value, dict):
+        return set()
+    inside = (undocumented(named[key], each) for key, each in value.items() if key in named)
+    return (value.keys() - named.keys()).union(*inside)
+
+
 def explore(operation: Any, mode: GenerationMode, examples: int) -> set[int]:
     """Sends made-up requests and returns the statuses that came back."""
     statuses = set()
@@ -56,6 +73,11 @@ def explore(operation: Any, mode: GenerationMode, examples: int) -> set[int]:
         statuses.add(answer.status_code)
         assert answer.status_code < 500, f"{case.as_curl_command()}\n{answer.text}"
         case.validate_response(answer, checks=AS_DOCUMENTED)
+        if answer.headers["content-type"] == "application/json":
+            status = str(answer.status_code)
+            documented = operation.definition.raw["responses"]
+            found = documented.get(status) or documented[f"{status[0]}XX"]
+            assert not undocumented(found["content"]["application/json"].get("schema", {}), answer.json())
         if answer.status_code >= 400:
             error = answer.json()["error"]
             assert set(error) == {"message", "type", "param", "code"} and error["message"]
