@@ -151,7 +151,8 @@ impl DiskStore {
         let reason = self.shared.monitor.lost()?;
         let root = self.shared.root.lock().unwrap_or_else(PoisonError::into_inner);
         let made_on = root.as_ref().and_then(Root::device);
-        Some((reason, DiskConfig { made_on, ..self.shared.config.clone() }))
+        let cap_bytes = self.shared.segments.cap_bytes();
+        Some((reason, DiskConfig { made_on, cap_bytes, ..self.shared.config.clone() }))
     }
 
     /// Why some or all spills find no room, if so; records that are there are read and written all the same.

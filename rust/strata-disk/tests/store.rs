@@ -174,6 +174,7 @@ fn a_root_that_is_taken_away_is_lost_and_not_made_again_by_the_way() {
     // A spill that needs a segment notices at once, everything else at the next sync.
     for (config, deed) in [(&slow, "delete"), (&quick, "delete"), (&quick, "replace")] {
         let mut rig = Rig::open(config.clone());
+        rig.store.set_cap(2 << 20).unwrap();
         fs::rename(&path, folder.path().join("elsewhere")).unwrap();
         let other = (deed == "replace").then(|| Rig::open(config.clone()));
         if config.sync_interval > Duration::from_secs(1) {
@@ -182,6 +183,7 @@ fn a_root_that_is_taken_away_is_lost_and_not_made_again_by_the_way() {
         common::wait_for(|| rig.store.lost().is_some());
         let (reason, again) = rig.store.lost().unwrap();
         assert!(reason.contains(path.to_str().unwrap()), "{reason}");
+        assert_eq!(again.cap_bytes, 2 << 20, "the last cap that was set");
         assert!(matches!(rig.store.health(), Health::OutOfService { .. }));
         let error = rig.spill(&[0], &records).error;
         assert!(matches!(error, Some(TransferError::Unavailable { .. })), "{error:?}");
