@@ -3,7 +3,7 @@
 use crate::config::DiskConfig;
 use crate::error::at;
 use crate::geometry::Geometry;
-use crate::store::DiskStore;
+use crate::store::{DiskStore, ALLOCATION};
 use crate::usage::survey;
 use crate::DiskError;
 use std::path::Path;
@@ -78,6 +78,10 @@ impl DiskStore {
         }
         set.map_err(at("set another cap of", &shared.config.root))?;
         shared.look();
+        if segments.missing().is_empty() {
+            // No segment will be made any more, which is what else shows that there is room.
+            shared.monitor.found_room(ALLOCATION);
+        }
         Ok(segments.capacity())
     }
 }

@@ -168,7 +168,7 @@ impl Monitor {
         self.failures.store(0, Relaxed);
     }
 
-    /// Something was written: there is room for what is written like this.
+    /// There is room for what is written like this: something was, or nothing is to be.
     pub fn found_room(&self, operation: &'static str) {
         let mut full = locked(&self.full);
         if full.as_ref().is_some_and(|full| full.operation == operation) {

@@ -31,7 +31,7 @@ use strata_tier::{CompletionSender, Mover, SubmitError};
 use strata_types::{TransferCompletion, TransferDescriptor, TransferError, TransferId, TransferKind};
 
 /// The making of a segment, which is where a full disk shows.
-const ALLOCATION: &str = "allocation";
+pub(crate) const ALLOCATION: &str = "allocation";
 /// Where a full disk shows that promised more than it has.
 const SYNC: &str = "sync";
 

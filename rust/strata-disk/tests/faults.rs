@@ -112,6 +112,23 @@ fn a_full_disk_fails_spills_by_name_and_serves_reads() {
 }
 
 #[test]
+fn a_full_disk_is_no_longer_full_once_its_cap_is_what_exists() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut rig, engine) = faulty(single(root.path()));
+    let records = chain(1, 1, 16);
+    let geometry = rig.store.geometry();
+    rig.spill(&[0], &records);
+    engine.on_create(Some(libc::ENOSPC));
+    assert!(rig.spill(&[geometry.records_per_segment], &records).error.is_some());
+    for (segments, full) in [(2, true), (1, false)] {
+        let capacity = rig.store.set_cap(segments * geometry.cap_of_one()).unwrap();
+        assert_eq!(u64::from(capacity), segments * u64::from(geometry.records_per_segment));
+        assert_eq!(rig.store.full().is_some(), full, "a cap of {segments} segments, of which one exists");
+    }
+    assert_eq!(rig.prefetch(&[0], &records).error, None);
+}
+
+#[test]
 fn a_full_disk_gives_up_what_other_fingerprints_keep() {
     let root = tempfile::tempdir().unwrap();
     let records = chain(1, 1, 16);
