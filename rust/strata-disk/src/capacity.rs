@@ -51,7 +51,8 @@ impl DiskStore {
     /// Sets another cap and returns how many records it holds; pages are `0..capacity`. A larger cap takes effect
     /// bit by bit, as segments are needed. For a smaller one, first empty the pages from `capacity_under` on: their
     /// segments are deleted, whatever they hold. Blocks, at most for the close deadline while transfers that touch
-    /// them end; an error leaves the old cap, unless it says that files of others take the room.
+    /// them end; an error leaves the old cap, unless it says that files of others take the room. A root
+    /// that was lost is refused: nothing is deleted in what another process may own by now.
     pub fn set_cap(&self, cap_bytes: u64) -> Result<u32, DiskError> {
         let _alone = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let (shared, segments) = (&self.shared, &self.shared.segments);
@@ -72,7 +73,9 @@ impl DiskStore {
             }
             std::thread::sleep(GLANCE);
         }
-        let set = segments.set_cap(shared.engine.as_ref(), cap_bytes, count as usize);
+        let set = shared
+            .check_root()
+            .and_then(|()| segments.set_cap(shared.engine.as_ref(), cap_bytes, count as usize));
         if set.is_err() && segments.cap_bytes() != cap_bytes {
             segments.limit(before as usize);
         }

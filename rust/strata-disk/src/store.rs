@@ -248,11 +248,7 @@ impl Shared {
         }
         let (flight, path) = (self.monitor.number(), self.segments.path(number));
         self.monitor.take_off(flight, ALLOCATION, &path);
-        self.look_for_root();
-        let made = match self.monitor.lost() {
-            Some(reason) => Err(io::Error::new(io::ErrorKind::NotFound, reason)),
-            None => self.segments.create(number, self.engine.as_ref()),
-        };
+        let made = self.check_root().and_then(|()| self.segments.create(number, self.engine.as_ref()));
         self.monitor.land(flight);
         match &made {
             Ok(_) => self.monitor.found_room(ALLOCATION),
@@ -444,6 +440,15 @@ impl Shared {
         } else if root.keep_marked().is_err() {
             // The next look tries again.
             self.monitor.counters.io_errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Refuses to go on with a root that was lost: what lies under its name now may be another process's.
+    pub fn check_root(&self) -> io::Result<()> {
+        self.look_for_root();
+        match self.monitor.lost() {
+            Some(reason) => Err(io::Error::new(io::ErrorKind::NotFound, reason)),
+            None => Ok(()),
         }
     }
 

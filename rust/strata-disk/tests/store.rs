@@ -202,6 +202,24 @@ fn a_root_that_is_taken_away_is_lost_and_not_made_again_by_the_way() {
 }
 
 #[test]
+fn another_cap_deletes_nothing_in_a_root_that_took_the_place_of_the_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = chain(1, 1, 16);
+    let path = folder.path().join("root");
+    let slow = DiskConfig { sync_interval: Duration::from_secs(5), ..config(&path, 2 << 20, 16, 4096) };
+    let rig = Rig::open(slow.clone());
+    let last = rig.store.capacity() - 1;
+    fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+    let mut other = Rig::open(slow);
+    assert_eq!(other.spill(&[last], &records).error, None);
+    let file = segment(&path, 1, (last / other.store.geometry().records_per_segment) as usize);
+    let refused = rig.store.set_cap(1 << 20).unwrap_err().to_string();
+    assert!(refused.contains(path.to_str().unwrap()) && refused.contains("was deleted"), "{refused}");
+    assert!(file.exists() && rig.store.lost().is_some());
+    assert_eq!(rig.store.capacity(), last + 1, "an error leaves the old cap");
+}
+
+#[test]
 fn a_marker_that_is_deleted_is_written_again() {
     let root = tempfile::tempdir().unwrap();
     let rig = Rig::open(DiskConfig {
