@@ -90,7 +90,7 @@ impl CacheController {
         if tier == TierId::DISK {
             self.take_back(&disk)?;
             records.clear();
-            if self.pools[TierId::DISK.index()].withheld_pages() > 0 {
+            if self.recovery.is_under_way() {
                 let mut waiting = self.recovery.flush();
                 waiting.retain(|page| self.is_unclaimed(*page));
                 self.erase_withheld(&waiting)?;

@@ -15,9 +15,11 @@ const MOST_ORPHANS: usize = 1 << 18;
 /// Pages taken in whose children can be recognised later.
 const MOST_PATHS: usize = 1 << 20;
 
-/// What a recovery under way has to remember.
+/// What a recovery under way has to remember; the default is that none is.
 #[derive(Default)]
 pub(crate) struct Recovery {
+    /// From the attach of the disk, or the first batch, until the last batch.
+    under_way: bool,
     /// Records by the key of their parent.
     orphans: HashMap<PageKey, Vec<(PageId, PageRecord)>>,
     waiting: usize,
@@ -28,6 +30,16 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
+    /// A recovery of which nothing has come yet.
+    pub fn begun() -> Recovery {
+        Recovery { under_way: true, ..Recovery::default() }
+    }
+
+    /// Whether batches are still to come.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way
+    }
+
     /// The records that wait for this parent.
     fn take(&mut self, parent: &PageKey) -> Vec<(PageId, PageRecord)> {
         let children = self.orphans.remove(parent).unwrap_or_default();
@@ -65,7 +77,9 @@ impl CacheController {
                 found.into_iter().map(|(page, _)| page).filter(|page| self.is_unclaimed(*page)).collect();
             self.erase_withheld(&unwanted)?;
             self.offer(pages);
-            self.recovery.flushed = !last;
+            if !last {
+                self.recovery = Recovery { flushed: true, ..Recovery::begun() };
+            }
             return Ok(0);
         }
         let mut starts = BTreeSet::new();
@@ -98,7 +112,7 @@ impl CacheController {
                 self.offer(page.0..page.0 + 1);
             }
         } else {
-            self.recovery = recovery;
+            self.recovery = Recovery { under_way: true, ..recovery };
         }
         Ok(taken)
     }

@@ -20,7 +20,7 @@ pub(crate) struct NoRoom {
 
 impl CacheController {
     /// Withholds those of the pages that are free. Returns whether any was.
-    pub(crate) fn no_room(&mut self, pages: &[Range<u32>]) -> Result<bool, ControlError> {
+    pub(crate) fn withhold_roomless(&mut self, pages: &[Range<u32>]) -> Result<bool, ControlError> {
         let pool = &mut self.pools[TierId::DISK.index()];
         let before = pool.withheld_pages();
         for page in pages.iter().cloned().flatten() {

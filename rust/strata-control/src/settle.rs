@@ -196,7 +196,7 @@ impl CacheController {
     /// What found no room on the disk goes where something else was, if the write policy still wants it there.
     fn find_other_room(&mut self, transfer: &Transfer, source: TierId) -> Result<(), ControlError> {
         let Some(TransferError::NoRoom { pages, .. }) = &transfer.error else { return Ok(()) };
-        if self.no_room(pages)? && !transfer.cancelled {
+        if self.withhold_roomless(pages)? && !transfer.cancelled {
             self.copy_down(source, &transfer.namespace, &transfer.tokens)?;
         }
         Ok(())

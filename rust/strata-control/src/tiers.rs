@@ -77,7 +77,7 @@ impl CacheController {
         self.config.pages[disk] = pages;
         self.pools[disk].resize(pages);
         self.pools[disk].withhold(0..pages)?;
-        self.recovery = Recovery::default();
+        self.recovery = Recovery::begun();
         self.no_room = NoRoom::default();
         self.disk_leaves = false;
         Ok(true)

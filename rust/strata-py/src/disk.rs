@@ -47,6 +47,16 @@ struct Attached {
     recovery: Receiver<()>,
 }
 
+impl State {
+    /// Closes a store that Core has forgotten. What it still hands over must not reach Core once another disk is there.
+    fn end(self) -> Outcome<()> {
+        let State::Attached(Attached { store, recovery }) = self else { return Ok(()) };
+        let closed = store.close();
+        let _ended = recovery.recv_timeout(THREAD_END);
+        Ok(closed?)
+    }
+}
+
 struct Shared {
     handle: DriverHandle,
     memory: Arc<dyn PageMemory>,
@@ -139,10 +149,7 @@ impl DiskKeeper {
             return Ok(false);
         }
         let before = std::mem::replace(&mut *self.shared.state(), State::Off("it was detached".into()));
-        let State::Attached(Attached { store, recovery }) = before else { return Ok(true) };
-        store.close()?;
-        // What it still hands over must not reach Core once another disk is there.
-        let _ended = recovery.recv_timeout(THREAD_END);
+        before.end()?;
         Ok(true)
     }
 
@@ -294,7 +301,7 @@ impl Shared {
                     DiskError::Locked { .. } => LOCKED_RETRY,
                     _ => RETRIES.1,
                 };
-                self.wait_and_retry(error.to_string(), config, longest);
+                let _none = self.wait_and_retry(error.to_string(), config, longest);
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -307,13 +314,15 @@ impl Shared {
         Ok(Some(ended))
     }
 
-    fn wait_and_retry(&self, reason: String, config: DiskConfig, longest: Duration) {
+    /// Returns the state before.
+    fn wait_and_retry(&self, reason: String, config: DiskConfig, longest: Duration) -> State {
         let mut state = self.state();
         let wait = match &*state {
             State::Waiting { wait, .. } => (*wait * 2).min(longest),
             _ => RETRIES.0,
         };
-        *state = State::Waiting { reason, config: Box::new(config), next: Instant::now() + wait, wait };
+        let waiting = State::Waiting { reason, config: Box::new(config), next: Instant::now() + wait, wait };
+        std::mem::replace(&mut *state, waiting)
     }
 
     /// Hands over what the disk holds, batch by batch, until the last, the store's end or Core's. A disk that hangs is
@@ -351,10 +360,11 @@ impl Shared {
         if !self.handle.detach_disk(LOST_DETACH).is_ok_and(|report| !report.timed_out) {
             return;
         }
-        *self.lost() = Some(reason.clone());
-        self.wait_and_retry(reason, config, RETRIES.1);
+        let before = self.wait_and_retry(reason.clone(), config, RETRIES.1);
+        // Only now: it is told beside a store that serves, which this one does no longer.
+        *self.lost() = Some(reason);
         // Nothing of it can be saved; its threads end with it.
-        let _unsynced = store.close();
+        let _unsynced = before.end();
     }
 
     /// Tries again whenever it is time, until the engine closes.
