@@ -49,12 +49,14 @@ def test_a_root_that_is_deleted_is_made_anew_and_found_by_the_next_start(
     engine = make_engine()
     assert_exact(served.model, PROMPT, ask(engine, PROMPT))
     wait_idle(engine)
+    attempts = engine.stats()["disk_open_attempts"]
     shutil.rmtree(tmp_path / "kv")
-    assert eventually(lambda: any("was deleted" in problem for problem in engine.health().problems))
-    assert eventually(lambda: engine.stats()["disk_up"] == 1, TAKE_OVER_S)
+    told = f"opened again: disk root {tmp_path / 'kv'} was deleted"
+    assert eventually(lambda: told in engine.tiers()[2].detail, TAKE_OVER_S)
+    assert engine.stats()["disk_open_attempts"] > attempts
+    assert engine.stats()["disk_up"] == 1
     assert_exact(served.model, PROMPT, ask(engine, PROMPT))
     assert engine.health().ok and engine.health().problems == ()
-    assert "opened again: disk root" in engine.tiers()[2].detail
     kept = engine.shutdown(drain_s=1.0, demote_s=30.0)
     assert kept["disk_resident_pages"] >= 10
     again = make_engine()
