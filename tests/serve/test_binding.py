@@ -28,7 +28,7 @@ def test_an_open_address_needs_a_key_or_consent(host: str) -> None:
     with pytest.raises(ConfigError, match=r"--api-key KEY .* or --insecure"):
         bind(ServerOptions(host=host, port=0))
     for options in (
-        ServerOptions(host=host, port=0, api_key="k"),
+        ServerOptions(host=host, port=0, api_key=("k",)),
         ServerOptions(host=host, port=0, insecure=True),
     ):
         with bind(options) as bound:
