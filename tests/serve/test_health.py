@@ -45,7 +45,9 @@ def test_the_load_is_the_answers_under_way(served: RunningServer) -> None:
     served.engine.control.hold = True
     body = {"prompt": "x", "n": 2, "stream": True}
     with served.http.stream("POST", "/v1/completions", json=body) as answer:
-        next(answer.iter_lines())
+        # An iterator that nobody holds closes the connection.
+        lines = answer.iter_lines()
+        next(lines)
         assert served.http.get("/load").json() == {"server_load": 2}
 
 
